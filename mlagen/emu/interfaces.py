@@ -1,0 +1,418 @@
+"""What an instruction of the emulator looks like, and what it may use of the machine.
+
+An instruction is a *binding function*, registered under its PTX name::
+
+    @instruction("mbarrier.arrive", section="9.7.13.15.13 mbarrier.arrive")
+    def mbarrier_arrive(ins: Instruction, bind: Binder) -> Bound:
+        count = bind.value(ins.operands[2], "u32") if len(ins.operands) > 2 else bind.constant(1, "u32")
+        return Bound(run=run_arrive, reads=(bind.shared_address(ins.operands[1]), count), writes=())
+
+It runs once per place in the kernel, when the code of its basic block is generated. It decodes and validates the modifiers
+(`ins.modifiers`), says which operands are read and written, and returns either
+
+* `Inline`: a Python expression, for cheap ALU instructions, or
+* `Bound`: a function that is called each time the instruction executes.
+
+`Bound.run(warp, lanes, *reads)`:
+
+* `warp`  : the executing `Warp`.
+* `lanes` : bool (32,), the lanes that execute (active and predicate true); at least one is set. Never write to it.
+* reads   : one array (32,) per entry of `Bound.reads`, in the dtype of the PTX type asked for. Values in lanes that do not
+  execute are meaningless. Never write to them. b128 values are uint64 (32, 2).
+* result  : None, one array, or a tuple of arrays, one per entry of `Bound.writes`; the generated code stores only `lanes`.
+  Signed and float results are fine, the generated code converts bits, not values.
+* run must be a module-level function or a `functools.partial` of one over picklable arguments (bound code is cached on disk).
+
+Blocking: an instruction that can block sets `Bound.blocking` (this ends the basic block) and returns a `Wait`. The warp sleeps until
+`Wait.ready()`; then `Wait.finish()` gives what `run` would have given. `run` is not called again. `ready` has no side effects.
+
+Asynchronous work: `warp.machine.post(AsyncOp(...))`. The schedule decides when it runs: at once (eager), as late as possible (lazy),
+in a random order. Ops with the same `queue` key run in order; ops with queue None run in any order. Nothing may run before its `ready()`.
+
+Who did it (happens-before): each warp has `warp.actor`. An asynchronous operation has an actor of its own:
+`machine.checks.operation(warp.actor, name)` for one that completes on an mbarrier (TMA), or a pipe actor that executes in order
+(`warp.warpgroup.actor` for wgmma, `cta.tensor_actor` for tcgen05) that first does `actor.acquire(warp.actor.release())`.
+Memory accesses are declared **at issue** with `machine.checks.shared_read / shared_write / tmem_read / tmem_write`; these do the
+race check, the proxy check (actor.proxy is "generic" or "async") and, for reads, nothing else. When the data really moves
+(inside `AsyncOp.run`) use the memory objects; reads of never-written bytes are found there.
+Completion hands over the actor's time: `mbarrier.complete_tx(n, actor.release())`, `mbarrier.arrive(n, actor.release())`.
+
+Errors: raise `EmulatorError` for what hardware would fault on or what is undefined (the machine adds CTA, warp, role, PTX line and source
+line of `warp.at`); call `warp.report(kind, message)` for findings that do not stop the run. Illegal modifier or descriptor combinations
+that are visible in the PTX text: raise `EmulatorError` in the binding function.
+
+Addresses: a shared address is uint32, `cta_rank << 24 | offset`; `warp.shared(address)` -> (Cta, offset). A generic address is uint64:
+global addresses are themselves, shared memory is at SHARED_WINDOW + shared address, local memory below LOCAL_LIMIT. Kernel parameters
+live in global memory, so a tensor map is 128 bytes at a generic address: `machine.memory.read(address, 128)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+WARP = 32
+GLOBAL_BASE = 0x0000_7000_0000_0000
+SHARED_WINDOW = 0x0000_6000_0000_0000
+LOCAL_LIMIT = 1 << 24
+SHARED_OFFSET_BITS = 24
+
+
+class EmulatorError(Exception):
+    """The kernel did something undefined, or used something that the emulator does not know."""
+
+
+class UnknownInstruction(EmulatorError):
+    """The emulator has no semantics for an instruction; the message names it, its PTX line and its source line."""
+
+
+# ------------------------------------------------------------------ operands as the parser gives them
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A register, or a special register (`%tid.x`); `_` is the sink."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imm:
+    """An immediate. kind: "int", "float" (decimal literal), "f32" / "f64" (value holds the bits)."""
+
+    value: int | float
+    kind: Literal["int", "float", "f32", "f64"] = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A variable, parameter, function or label name, plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vec:
+    """`{a, b, ...}`"""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mem:
+    """`[base + offset]`; `rest` holds what follows a comma inside the brackets (TMA coordinates: one Vec)."""
+
+    base: Operand
+    offset: int = 0
+    rest: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`a|b`"""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """`!p`"""
+
+    operand: Operand
+
+
+Operand: TypeAlias = Reg | Imm | Sym | Vec | Mem | Pair | Not
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One PTX instruction.
+
+    name: the opcode with all modifiers, "mbarrier.try_wait.parity.shared::cta.b64". modifiers: the parts after the first dot.
+    pc: index in the function. line: PTX line, 1-based. source: (file, line) from `.loc`, or None.
+    """
+
+    name: str
+    modifiers: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    pc: int
+    line: int
+    source: tuple[str, int] | None = None
+    predicate: str | None = None
+    predicate_negated: bool = False
+
+    @property
+    def op(self) -> str:
+        """The opcode without modifiers."""
+        return self.name.split(".", 1)[0]
+
+    def has(self, *modifiers: str) -> bool:
+        """Whether all of these modifiers are there."""
+        return all(m in self.modifiers for m in modifiers)
+
+
+# ------------------------------------------------------------------ binding
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """Python source of an array (32,), and the PTX type of its dtype."""
+
+    code: str
+    type: str
+
+
+class Binder(Protocol):
+    """Turns operands into expressions of the generated code."""
+
+    def value(self, operand: Operand, type: str) -> Expr:
+        """The operand as an array (32,) of the numpy dtype of a PTX type ("u32", "b64", "f32", "pred", ...)."""
+
+    def constant(self, value: int | float, type: str) -> Expr:
+        """A constant array (32,)."""
+
+    def address(self, operand: Operand, space: str) -> Expr:
+        """The address of `[...]`: uint32 for "shared" and "tmem" (any `shared::x` too), uint64 for every other space."""
+
+    def shared_address(self, operand: Operand) -> Expr:
+        """`address(operand, "shared")`; a 64-bit register is narrowed."""
+
+    def slot(self, operand: Operand) -> int:
+        """The index in `warp.registers` of a register operand."""
+
+    def immediate(self, operand: Operand) -> int:
+        """The value of an integer immediate; an EmulatorError otherwise."""
+
+    def size(self, operand: Operand) -> int:
+        """Bytes of a register operand as declared (0 for a predicate)."""
+
+
+Result: TypeAlias = "Array | tuple[Array, ...] | Wait | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """result = Python expression over numpy arrays; `type` is the PTX type of the expression's dtype."""
+
+    code: str
+    type: str
+    target: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An instruction that calls `run`. writes: (operand, PTX type) of each result.
+
+    touches: register slots that `run` reads or writes through `warp.registers` itself (wgmma accumulators).
+    """
+
+    run: Callable[..., Result]
+    reads: tuple[Expr, ...] = ()
+    writes: tuple[tuple[Operand, str], ...] = ()
+    blocking: bool = False
+    touches: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Wait:
+    """Why a warp sleeps. describe() is for the deadlock report; give_up(), if set, is the result on a time-out (try_wait)."""
+
+    ready: Callable[[], bool]
+    finish: Callable[[], Array | tuple[Array, ...] | None]
+    describe: Callable[[], str]
+    give_up: Callable[[], Array | tuple[Array, ...] | None] | None = None
+
+
+@dataclass(slots=True)
+class AsyncOp:
+    """Work that the asynchronous engine does later."""
+
+    name: str
+    run: Callable[[], None]
+    queue: Hashable | None = None
+    ready: Callable[[], bool] | None = None
+
+
+BindingFunction: TypeAlias = Callable[[Instruction, Binder], "Bound | Inline | tuple[Bound | Inline, ...] | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered instruction: the PTX name prefix it handles, the PTX ISA section, the binding function."""
+
+    name: str
+    section: str
+    bind: BindingFunction
+    shape: tuple[str, ...] = field(default=())
+
+
+INSTRUCTIONS: dict[str, Entry] = {}
+
+
+def instruction(*names: str, section: str) -> Callable[[BindingFunction], BindingFunction]:
+    """Register a binding function under PTX names.
+
+    A name is a dotted prefix ("cp.async.bulk.tensor"); the longest registered prefix of an instruction's name wins. A binding function
+    that returns None says that the instruction has no effect on the emulated state (prefetch, hints).
+    """
+
+    def register(function: BindingFunction) -> BindingFunction:
+        for name in names:
+            if name in INSTRUCTIONS:
+                raise ValueError(f"{name} is registered twice")
+            INSTRUCTIONS[name] = Entry(name, section, function)
+        return function
+
+    return register
+
+
+# ------------------------------------------------------------------ the machine, as instructions see it
+
+
+class Stamp(Protocol):
+    """A point in happens-before time that is handed over; opaque."""
+
+
+class Actor(Protocol):
+    """Somebody who accesses memory: a warp, a pipe, or one asynchronous operation."""
+
+    name: str
+    proxy: Literal["generic", "async"]
+
+    def release(self) -> Stamp:
+        """What this actor did so far, to be handed over."""
+
+    def acquire(self, stamp: Stamp | None) -> None:
+        """From now on this actor comes after what the stamp covers."""
+
+
+class Checks(Protocol):
+    """Race, proxy and initialisation checks; every method is a cheap no-op when its check is off.
+
+    offsets: integer array of any shape, byte offsets of accesses of `width` bytes in the CTA's shared memory.
+    rows, columns: TMEM lanes 0..127 and columns 0..511 (broadcast against each other).
+    """
+
+    def operation(self, issuer: Actor, name: str) -> Actor:
+        """The actor of one asynchronous operation (async proxy) that starts from the issuer's time."""
+
+    def shared_read(self, cta: Cta, offsets: Array, width: int, actor: Actor, what: str) -> None: ...
+
+    def shared_write(self, cta: Cta, offsets: Array, width: int, actor: Actor, what: str) -> None: ...
+
+    def tmem_read(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
+
+    def tmem_write(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
+
+
+class Mbarrier(Protocol):
+    """The state of one mbarrier. Over-arrival and negative transaction counts are errors."""
+
+    phase: int
+
+    def arrive(self, count: int, stamp: Stamp | None) -> None: ...
+
+    def expect_tx(self, n: int) -> None: ...
+
+    def complete_tx(self, n: int, stamp: Stamp | None) -> None: ...
+
+
+class SharedMemory(Protocol):
+    """Shared memory of one CTA; offsets are byte offsets from the CTA's base."""
+
+    size: int
+    data: npt.NDArray[np.uint8]
+
+    def gather(self, offsets: Array, width: int) -> Array:
+        """Unsigned values of `width` (1, 2, 4, 8, 16) bytes, shape of offsets (16: uint64 (..., 2)); bounds, alignment and
+        never-written bytes are checked."""
+
+    def scatter(self, offsets: Array, values: Array, width: int) -> None:
+        """Store unsigned values of `width` bytes (16: uint64 (..., 2)); bounds and alignment are checked."""
+
+
+class TensorMemory(Protocol):
+    """Tensor memory of one CTA: data uint32 (128 lanes, 512 columns), written bool of the same shape, owned bool (512,)."""
+
+    data: npt.NDArray[np.uint32]
+    written: npt.NDArray[np.bool_]
+    owned: npt.NDArray[np.bool_]
+
+
+class GlobalMemory(Protocol):
+    """All global allocations, bounds-checked to the byte."""
+
+    def read(self, address: int, size: int) -> npt.NDArray[np.uint8]:
+        """A copy of `size` bytes."""
+
+    def write(self, address: int, data: npt.NDArray[np.uint8]) -> None: ...
+
+    def gather_rows(self, addresses: Array, size: int) -> npt.NDArray[np.uint8]:
+        """uint8 (n, size) for n addresses."""
+
+    def scatter_rows(self, addresses: Array, data: npt.NDArray[np.uint8]) -> None:
+        """Write uint8 (n, size) to n addresses."""
+
+
+class Cta(Protocol):
+    """One CTA. rank: in its cluster; cluster: all CTAs of the cluster by rank; index: linear index in the grid."""
+
+    rank: int
+    index: int
+    cluster: list[Cta]
+    shared: SharedMemory
+    tmem: TensorMemory
+    tensor_actor: Actor
+    warps: list[Warp]
+
+    def mbarrier(self, offset: int) -> Mbarrier:
+        """The mbarrier at this byte offset; an EmulatorError when none was initialised there."""
+
+
+class Warpgroup(Protocol):
+    """Four warps. `scratch` is a dict for the state of wgmma (pending groups and so on)."""
+
+    warps: list[Warp]
+    actor: Actor
+    scratch: dict[str, Any]
+
+
+class Warp(Protocol):
+    """One warp. id: in its CTA. registers: by slot, arrays (32,) bool / uint16 / uint32 / uint64, (32, 2) uint64 for b128; replace an
+    entry, never write into one. at: pc of the executing instruction. scratch: a dict for isa modules."""
+
+    id: int
+    cta: Cta
+    machine: Machine
+    warpgroup: Warpgroup
+    actor: Actor
+    registers: list[Array]
+    alive: npt.NDArray[np.bool_]
+    at: int
+    scratch: dict[str, Any]
+
+    def shared(self, address: int) -> tuple[Cta, int]:
+        """(CTA, offset) of a shared address; an EmulatorError when it names no CTA of the cluster."""
+
+    def report(self, kind: str, message: str) -> None:
+        """A finding of a sanitizer at the executing instruction."""
+
+
+class Machine(Protocol):
+    """The whole launch. scratch: a dict for caches of isa modules (decoded tensor maps by content, address arrays by descriptor)."""
+
+    memory: GlobalMemory
+    checks: Checks
+    scratch: dict[str, Any]
+    exact: bool
+
+    def post(self, op: AsyncOp) -> None:
+        """Hand work to the asynchronous engine."""

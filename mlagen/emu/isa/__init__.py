@@ -1,0 +1,1 @@
+"""The instructions: one small function each, registered by `mlagen.emu.interfaces.instruction`."""
