@@ -1,0 +1,186 @@
+"""How tensor cores add: an exact model of Hopper's accumulation, and a tolerance for those not known to the bit.
+
+Model (`Accumulation`): the products of one block along K are exact. Every product, and the accumulator, is aligned to the
+largest exponent among them (a product counts with the sum of its operands' exponents, before normalisation),
+keeps `fraction_bits` bits below that exponent, and loses the rest (truncation toward zero). The aligned terms are
+added exactly; the sum is truncated to `mantissa_bits` of mantissa and becomes the accumulator of the next block.
+
+With 16 products and 25 bits this reproduces an H200's `wgmma` with bf16 operands bit for bit. fp16 is computed the
+same way. e4m3 on Hopper keeps fewer bits (13, after public descriptions); that has not been compared with a GPU.
+Exponents of subnormal operands are taken after normalisation, and a zero takes part in no maximum: neither has been compared.
+
+sm_100: the rounding is not known. `multiply_accumulate` uses fp32 matrix products there (accumulation None), and
+`accumulation_error` bounds the difference between any two tensor cores that keep at least `fraction_bits` bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlagen.emu.numerics import F32_NAN_BITS, Float32, Float64
+
+_ZERO_EXPONENT = -10_000  # sums of two stay inside int16
+_NOT_FINITE = 128
+_ROWS = 64  # rows handled at a time: the work arrays of 64 x 256 stay in the second-level cache
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """block: products added at once. fraction_bits: kept below the largest exponent. mantissa_bits: of the sum."""
+
+    block: int
+    fraction_bits: int
+    mantissa_bits: int = 23
+
+
+SM90_16BIT = Accumulation(block=16, fraction_bits=25)
+SM90_8BIT = Accumulation(block=32, fraction_bits=13, mantissa_bits=13)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Work arrays of one tile shape, reused between calls (the emulator is single-threaded)."""
+
+    product: npt.NDArray[Any]
+    whole: npt.NDArray[Any]
+    total: npt.NDArray[Any]
+    exponent: npt.NDArray[np.int16]
+    top: npt.NDArray[np.int16]
+
+
+@lru_cache(maxsize=32)
+def _work(m: int, n: int, wide: bool) -> _Work:
+    real, integer = (np.float64, np.int64) if wide else (np.float32, np.int32)
+    shape = (m, n)
+    return _Work(
+        np.empty(shape, real),
+        np.empty(shape, integer),
+        np.empty(shape, integer),
+        np.empty(shape, np.int16),
+        np.empty(shape, np.int16),
+    )
+
+
+def _exponents(x: Float32) -> npt.NDArray[np.int16]:
+    """floor(log2 |x|); -10000 for zero, 128 for infinity and NaN."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    biased = ((bits >> np.uint32(23)) & np.uint32(0xFF)).astype(np.int16)
+    out = biased - np.int16(127)
+    small = biased == 0
+    if small.any():
+        out[small] = np.where(x[small] == 0, _ZERO_EXPONENT, np.frexp(x[small])[1] - 1)
+    return out
+
+
+def multiply_accumulate(a: Float32, b: Float32, c: Float32, model: Accumulation | None) -> Float32:
+    """c + a @ b.T as a tensor core adds it. a: (M, K), b: (N, K), c and result: (M, N), all fp32 (decoded operands).
+
+    `model` None is the fast mode: one fp32 matrix product. K may be any length; the last block may be shorter.
+    """
+    if model is None:
+        with np.errstate(all="ignore"):
+            return np.asarray(c + a @ b.T, dtype=np.float32)
+    out = np.empty(c.shape, np.float32)
+    b_exponents = np.ascontiguousarray(_exponents(b).T)
+    b_columns = np.ascontiguousarray(b.T)
+    for first in range(0, a.shape[0], _ROWS):
+        rows = slice(first, first + _ROWS)
+        a_columns = np.ascontiguousarray(a[rows].T)
+        a_exponents = _exponents(a_columns)
+        acc = np.ascontiguousarray(c[rows])
+        for k in range(0, a.shape[1], model.block):
+            ks = slice(k, k + model.block)
+            acc = _add_block(a_columns[ks], b_columns[ks], a_exponents[ks], b_exponents[ks], acc, model)
+        out[rows] = acc
+    return out
+
+
+def _add_block(
+    a: Float32,
+    b: Float32,
+    ea: npt.NDArray[np.int16],
+    eb: npt.NDArray[np.int16],
+    acc: Float32,
+    model: Accumulation,
+) -> Float32:
+    """One block: a (k, M), b (k, N) and their exponents; acc (M, N)."""
+    acc_exponent = _exponents(acc)
+    tops = int(ea.max()), int(eb.max()), int(acc_exponent.max())
+    if max(tops) == _NOT_FINITE:
+        return _add_block_not_finite(a, b, acc, model)
+    work = _work(acc.shape[0], acc.shape[1], False)
+    top, exponent = work.top, work.exponent
+    top[...] = acc_exponent
+    for k in range(a.shape[0]):
+        np.add(ea[k][:, None], eb[k][None, :], out=exponent)
+        np.maximum(top, exponent, out=top)
+    empty = top < _ZERO_EXPONENT // 2
+    if empty.any():
+        top[empty] = 0
+    # fp32 holds every aligned term if it holds 2**(fraction_bits - top); what underflows truncates to zero anyway
+    wide = int(top.min()) < model.fraction_bits - 120 or tops[0] + tops[1] > 125
+    if wide:
+        work = _work(acc.shape[0], acc.shape[1], True)
+    real = work.product.dtype
+    top32 = top.astype(np.int32)
+    scale = _power_of_two(model.fraction_bits - top32, real)
+    work.total.fill(0)
+    a_real, b_real = a.astype(real, copy=False), b.astype(real, copy=False)
+    for k in range(a.shape[0]):
+        np.multiply(a_real[k][:, None], b_real[k][None, :], out=work.product)
+        np.multiply(work.product, scale, out=work.product)
+        work.whole[...] = work.product  # conversion to integer truncates
+        np.add(work.total, work.whole, out=work.total)
+    aligned = np.trunc(acc.astype(np.float64) * scale)
+    value = (work.total + aligned) * _power_of_two(top32 - model.fraction_bits, np.float64)
+    return _truncate(value, model.mantissa_bits, subnormal=wide)
+
+
+def _power_of_two(exponent: npt.NDArray[np.int32], real: Any) -> npt.NDArray[Any]:
+    """2**exponent by its bits; exponents are in the normal range of `real`."""
+    if real == np.float32:
+        return ((exponent + 127) << 23).view(np.float32)
+    return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
+
+
+def _truncate(value: Float64, mantissa_bits: int, subnormal: bool) -> Float32:
+    """fp64 to fp32 toward zero, keeping `mantissa_bits`; values beyond fp32 become infinity."""
+    keep = np.int64(-1) << np.int64(52 - mantissa_bits)
+    value = (value.view(np.int64) & keep).view(np.float64)
+    if subnormal:
+        tiny = np.abs(value) < 2.0**-126
+        if tiny.any():
+            value = np.where(tiny, np.trunc(value * 2.0**149) * 2.0**-149, value)
+    with np.errstate(over="ignore"):
+        return value.astype(np.float32)
+
+
+def _add_block_not_finite(a: Float32, b: Float32, acc: Float32, model: Accumulation) -> Float32:
+    """A block with infinities or NaN: those results follow IEEE rules (canonical NaN), the others the model."""
+    with np.errstate(all="ignore"):
+        ieee = acc + a.T.astype(np.float64) @ b.astype(np.float64)
+    finite_a, finite_b, finite_acc = (np.where(np.isfinite(x), x, np.float32(0)) for x in (a, b, acc))
+    modelled = _add_block(finite_a, finite_b, _exponents(finite_a), _exponents(finite_b), finite_acc, model)
+    special = np.isnan(ieee) | np.isinf(ieee)
+    nan = np.uint32(F32_NAN_BITS).view(np.float32)
+    with np.errstate(over="ignore"):
+        return np.where(special, np.where(np.isnan(ieee), nan, ieee.astype(np.float32)), modelled)
+
+
+def accumulation_error(
+    a: Float32, b: Float32, c: Float32, block: int = 16, fraction_bits: int = 23
+) -> Float64:
+    """Largest |difference| from the exact c + a @ b.T of a tensor core of the `Accumulation` kind, per element (M, N).
+
+    Each block loses less than 2**(top - fraction_bits) per term and one rounding of the sum, and every partial sum is
+    at most |c| + sum |a b|. Two such tensor cores differ by at most twice this. Units: those of the result.
+    """
+    size = np.abs(c).astype(np.float64) + np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64).T
+    blocks = -(-a.shape[1] // block)
+    bound: Float64 = size * (blocks * (block + 2) * 2.0**-fraction_bits)
+    return bound
