@@ -55,6 +55,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mlagen.errors import MlagenError
+
 Array: TypeAlias = npt.NDArray[Any]
 
 WARP = 32
@@ -64,7 +66,7 @@ LOCAL_LIMIT = 1 << 24
 SHARED_OFFSET_BITS = 24
 
 
-class EmulatorError(Exception):
+class EmulatorError(MlagenError, RuntimeError):
     """The kernel did something undefined, or used something that the emulator does not know."""
 
 

@@ -1,16 +1,20 @@
-"""How tensor cores add: an exact model of Hopper's accumulation, and a tolerance for those not known to the bit.
+"""How tensor cores add: an exact model of Hopper's accumulation, and a tolerance for those not known to the
+bit.
 
-Model (`Accumulation`): the products of one block along K are exact. Every product, and the accumulator, is aligned to the
-largest exponent among them (a product counts with the sum of its operands' exponents, before normalisation),
-keeps `fraction_bits` bits below that exponent, and loses the rest (truncation toward zero). The aligned terms are
-added exactly; the sum is truncated to `mantissa_bits` of mantissa and becomes the accumulator of the next block.
+Model (`Accumulation`): the products of one block along K are exact. Every product, and the accumulator, is
+aligned to the largest exponent among them (a product counts with the sum of its operands' exponents, before
+normalisation), keeps `fraction_bits` bits below that exponent, and loses the rest (truncation toward zero).
+The aligned terms are added exactly; the sum is truncated to `mantissa_bits` of mantissa and becomes the
+accumulator of the next block.
 
-With 16 products and 25 bits this reproduces an H200's `wgmma` with bf16 operands bit for bit. fp16 is computed the
-same way. e4m3 on Hopper keeps fewer bits (13, after public descriptions); that has not been compared with a GPU.
-Exponents of subnormal operands are taken after normalisation, and a zero takes part in no maximum: neither has been compared.
+With 16 products and 25 bits this reproduces an H200's `wgmma` with bf16 operands bit for bit. fp16 is
+computed the same way. e4m3 on Hopper keeps fewer bits (13, after public descriptions); that has not been
+compared with a GPU. Exponents of subnormal operands are taken after normalisation, and a zero takes part in
+no maximum: neither has been compared.
 
-sm_100: the rounding is not known. `multiply_accumulate` uses fp32 matrix products there (accumulation None), and
-`accumulation_error` bounds the difference between any two tensor cores that keep at least `fraction_bits` bits.
+sm_100: the rounding is not known. `multiply_accumulate` uses fp32 matrix products there (accumulation None),
+and `accumulation_error` bounds the difference between any two tensor cores that keep at least `fraction_bits`
+bits.
 """
 
 from __future__ import annotations
@@ -78,9 +82,11 @@ def _exponents(x: Float32) -> npt.NDArray[np.int16]:
 
 
 def multiply_accumulate(a: Float32, b: Float32, c: Float32, model: Accumulation | None) -> Float32:
-    """c + a @ b.T as a tensor core adds it. a: (M, K), b: (N, K), c and result: (M, N), all fp32 (decoded operands).
+    """c + a @ b.T as a tensor core adds it. a: (M, K), b: (N, K), c and result: (M, N), all fp32 (decoded
+    operands).
 
-    `model` None is the fast mode: one fp32 matrix product. K may be any length; the last block may be shorter.
+    `model` None is the fast mode: one fp32 matrix product. K may be any length; the last block may be
+    shorter.
     """
     if model is None:
         with np.errstate(all="ignore"):
@@ -122,7 +128,8 @@ def _add_block(
     empty = top < _ZERO_EXPONENT // 2
     if empty.any():
         top[empty] = 0
-    # fp32 holds every aligned term if it holds 2**(fraction_bits - top); what underflows truncates to zero anyway
+    # fp32 holds every aligned term if it holds 2**(fraction_bits - top); what underflows truncates to zero
+    # anyway
     wide = int(top.min()) < model.fraction_bits - 120 or tops[0] + tops[1] > 125
     if wide:
         work = _work(acc.shape[0], acc.shape[1], True)
@@ -175,10 +182,12 @@ def _add_block_not_finite(a: Float32, b: Float32, acc: Float32, model: Accumulat
 def accumulation_error(
     a: Float32, b: Float32, c: Float32, block: int = 16, fraction_bits: int = 23
 ) -> Float64:
-    """Largest |difference| from the exact c + a @ b.T of a tensor core of the `Accumulation` kind, per element (M, N).
+    """Largest |difference| from the exact c + a @ b.T of a tensor core of the `Accumulation` kind, per
+    element (M, N).
 
-    Each block loses less than 2**(top - fraction_bits) per term and one rounding of the sum, and every partial sum is
-    at most |c| + sum |a b|. Two such tensor cores differ by at most twice this. Units: those of the result.
+    Each block loses less than 2**(top - fraction_bits) per term and one rounding of the sum, and every
+    partial sum is at most |c| + sum |a b|. Two such tensor cores differ by at most twice this. Units: those
+    of the result.
     """
     size = np.abs(c).astype(np.float64) + np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64).T
     blocks = -(-a.shape[1] // block)

@@ -1,4 +1,5 @@
-"""Number formats: conversions between fp32 and the narrow types, with the rounding and NaN rules of PTX `cvt`.
+"""Number formats: conversions between fp32 and the narrow types, with the rounding and NaN rules of PTX
+`cvt`.
 
 All functions are elementwise on arrays of any shape. Narrow values travel as raw bits: uint16 for bf16 and
 fp16, uint8 for the 8-bit types. Rules: PTX ISA, "cvt" (rounding, saturation, canonical NaN) and "Alternate
