@@ -1,5 +1,4 @@
-"""How tensor cores add: an exact model of Hopper's accumulation, and a tolerance for those not known to the
-bit.
+"""How tensor cores add: an exact model of Hopper, and a tolerance for tensor cores not known to the bit.
 
 Model (`Accumulation`): the products of one block along K are exact. Every product, and the accumulator, is
 aligned to the largest exponent among them (a product counts with the sum of its operands' exponents, before
@@ -35,7 +34,8 @@ _ROWS = 64  # rows handled at a time: the work arrays of 64 x 256 stay in the se
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """block: products added at once. fraction_bits: kept below the largest exponent. mantissa_bits: of the sum."""
+    """block: products added at once. fraction_bits: kept below the top exponent. mantissa_bits: of the sum.
+    """
 
     block: int
     fraction_bits: int
@@ -168,7 +168,8 @@ def _truncate(value: Float64, mantissa_bits: int, subnormal: bool) -> Float32:
 
 
 def _add_block_not_finite(a: Float32, b: Float32, acc: Float32, model: Accumulation) -> Float32:
-    """A block with infinities or NaN: those results follow IEEE rules (canonical NaN), the others the model."""
+    """A block with infinities or NaN: those results follow IEEE rules (canonical NaN), the others the model.
+    """
     with np.errstate(all="ignore"):
         ieee = acc + a.T.astype(np.float64) @ b.astype(np.float64)
     finite_a, finite_b, finite_acc = (np.where(np.isfinite(x), x, np.float32(0)) for x in (a, b, acc))
