@@ -23,7 +23,8 @@ It runs once per place in the kernel, when the code of its basic block is genera
   Signed and float results are fine, the generated code converts bits, not values.
 * run must be a module-level function or a `functools.partial` of one over picklable arguments (bound code is cached on disk).
 
-Blocking: an instruction that can block sets `Bound.blocking` (this ends the basic block) and returns a `Wait`. The warp sleeps until
+Blocking: an instruction that can block is registered with `blocking=True` (it then is a basic block of its own; its binding function
+returns exactly one `Bound`), and `run` may return a `Wait`. The warp sleeps until
 `Wait.ready()`; then `Wait.finish()` gives what `run` would have given. `run` is not called again. `ready` has no side effects.
 
 Asynchronous work: `warp.machine.post(AsyncOp(...))`. The schedule decides when it runs: at once (eager), as late as possible (lazy),
@@ -49,7 +50,7 @@ live in global memory, so a tensor map is 128 bytes at a generic address: `machi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -211,16 +212,11 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An instruction that calls `run`. writes: (operand, PTX type) of each result.
-
-    touches: register slots that `run` reads or writes through `warp.registers` itself (wgmma accumulators).
-    """
+    """An instruction that calls `run`. writes: (operand, PTX type) of each result."""
 
     run: Callable[..., Result]
     reads: tuple[Expr, ...] = ()
     writes: tuple[tuple[Operand, str], ...] = ()
-    blocking: bool = False
-    touches: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -248,19 +244,21 @@ BindingFunction: TypeAlias = Callable[[Instruction, Binder], "Bound | Inline | t
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered instruction: the PTX name prefix it handles, the PTX ISA section, the binding function."""
+    """A registered instruction: the PTX name prefix it handles, the PTX ISA section, the binding function, whether it can block."""
 
     name: str
     section: str
     bind: BindingFunction
-    shape: tuple[str, ...] = field(default=())
+    blocking: bool = False
 
 
 INSTRUCTIONS: dict[str, Entry] = {}
 
 
-def instruction(*names: str, section: str) -> Callable[[BindingFunction], BindingFunction]:
-    """Register a binding function under PTX names.
+def instruction(
+    *names: str, section: str, blocking: bool = False
+) -> Callable[[BindingFunction], BindingFunction]:
+    """Register a binding function under PTX names. blocking: `run` may return a `Wait` (the instruction is a basic block of its own).
 
     A name is a dotted prefix ("cp.async.bulk.tensor"); the longest registered prefix of an instruction's name wins. A binding function
     that returns None says that the instruction has no effect on the emulated state (prefetch, hints).
@@ -270,7 +268,7 @@ def instruction(*names: str, section: str) -> Callable[[BindingFunction], Bindin
         for name in names:
             if name in INSTRUCTIONS:
                 raise ValueError(f"{name} is registered twice")
-            INSTRUCTIONS[name] = Entry(name, section, function)
+            INSTRUCTIONS[name] = Entry(name, section, function, blocking)
         return function
 
     return register
@@ -299,16 +297,17 @@ class Actor(Protocol):
 class Checks(Protocol):
     """Race, proxy and initialisation checks; every method is a cheap no-op when its check is off.
 
-    offsets: integer array of any shape, byte offsets of accesses of `width` bytes in the CTA's shared memory.
+    offsets: integer array of any shape, byte offsets of accesses of `width` bytes in the CTA's shared memory; or a slice / range of bytes
+    for a contiguous region (much cheaper).
     rows, columns: TMEM lanes 0..127 and columns 0..511 (broadcast against each other).
     """
 
     def operation(self, issuer: Actor, name: str) -> Actor:
         """The actor of one asynchronous operation (async proxy) that starts from the issuer's time."""
 
-    def shared_read(self, cta: Cta, offsets: Array, width: int, actor: Actor, what: str) -> None: ...
+    def shared_read(self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str) -> None: ...
 
-    def shared_write(self, cta: Cta, offsets: Array, width: int, actor: Actor, what: str) -> None: ...
+    def shared_write(self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str) -> None: ...
 
     def tmem_read(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
 
@@ -388,7 +387,10 @@ class Warpgroup(Protocol):
 
 
 class Warp(Protocol):
-    """One warp. id: in its CTA. registers: by slot, arrays (32,) bool / uint16 / uint32 / uint64, (32, 2) uint64 for b128; replace an
+    """One warp. inflight: register slots that unfinished wgmmas write; inflight_read: slots that they read. Before a block runs that touches
+    the first or writes the second, on_touch(warp, slots) is called. bulk_actor: pipe actor for reads of shared memory by bulk stores.
+
+    id: in its CTA. registers: by slot, arrays (32,) bool / uint16 / uint32 / uint64, (32, 2) uint64 for b128; replace an
     entry, never write into one. at: pc of the executing instruction. scratch: a dict for isa modules."""
 
     id: int
@@ -400,6 +402,14 @@ class Warp(Protocol):
     alive: npt.NDArray[np.bool_]
     at: int
     scratch: dict[str, Any]
+    inflight: set[int]
+    inflight_read: set[int]
+    on_touch: Callable[[Warp, frozenset[int]], None] | None
+    bulk_actor: Actor
+
+    def mbarrier(self, address: int, proxy: Literal["generic", "async"] = "generic") -> Mbarrier:
+        """The mbarrier at a shared address, for an operation that is issued now; checks that its initialisation is ordered before and
+        fenced. Asynchronous operations call it at issue with proxy="async" and keep the object."""
 
     def shared(self, address: int) -> tuple[Cta, int]:
         """(CTA, offset) of a shared address; an EmulatorError when it names no CTA of the cluster."""
