@@ -1,0 +1,137 @@
+"""In which order warps run and asynchronous work is done. Every schedule is legal; a correct kernel gives the same result on all."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlagen.emu.interfaces import AsyncOp, EmulatorError
+
+if TYPE_CHECKING:
+    from mlagen.emu.cta import Warp
+    from mlagen.emu.machine import Machine
+
+QUANTUM = 64
+"""Blocks that a warp runs before the next warp's turn."""
+
+SPIN_QUANTUM = 6
+"""The same for a warp that ran its last turn without changing anything: it polls."""
+
+
+class AsyncEngine:
+    """Work that was issued and not done. Ops with a queue key run in order of that queue, the others in any order."""
+
+    def __init__(self) -> None:
+        self.loose: list[AsyncOp] = []
+        self.queues: dict[Hashable, deque[AsyncOp]] = {}
+
+    def __len__(self) -> int:
+        return len(self.loose) + sum(map(len, self.queues.values()))
+
+    def add(self, op: AsyncOp) -> None:
+        """Queue an op."""
+        if op.queue is None:
+            self.loose.append(op)
+        else:
+            self.queues.setdefault(op.queue, deque()).append(op)
+
+    def candidates(self) -> list[AsyncOp]:
+        """Ops that may run now."""
+        heads = [q[0] for q in self.queues.values() if q]
+        return [op for op in (*self.loose, *heads) if op.ready is None or op.ready()]
+
+    def take(self, op: AsyncOp) -> None:
+        """Remove an op that is about to run."""
+        if op.queue is None:
+            self.loose.remove(op)
+        else:
+            queue = self.queues[op.queue]
+            queue.popleft()
+            if not queue:
+                del self.queues[op.queue]
+
+    def pending(self) -> list[str]:
+        """Names of what is queued, for the deadlock report."""
+        return [op.name for op in self.loose] + [op.name for q in self.queues.values() for op in q]
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A schedule, from its name.
+
+    eager: work is done when it is issued. lazy: only when no warp can run. random:SEED: warps in random order, work at random times.
+    starve:ROLE[:SEED]: warps of a role (or with a number) hardly ever run while others can. lockstep: one block per warp and turn.
+    """
+
+    name: str
+    random: random.Random
+    starved: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str, machine: Machine) -> Schedule:
+        """`eager`, `lazy`, `random:7`, `starve:load`, `lockstep`."""
+        kind, _, argument = text.partition(":")
+        if kind not in ("eager", "lazy", "random", "starve", "lockstep"):
+            raise EmulatorError(f"unknown schedule {text!r}: eager, lazy, random:SEED, starve:ROLE or lockstep would work")
+        seed = 0
+        starved: frozenset[int] = frozenset()
+        if kind == "random":
+            seed = int(argument or 0)
+        elif kind == "starve":
+            role, _, seed_text = argument.partition(":")
+            starved = frozenset(machine.names.warps_of(role))
+            seed = int(seed_text or 0)
+            if not starved:
+                roles = ", ".join(r[0] for r in machine.names.roles) or "none known"
+                raise EmulatorError(f"starve:{role}: no such role (roles: {roles}) and no warp number")
+        return cls(kind, random.Random(seed), starved)
+
+    def at_post(self, op: AsyncOp) -> bool:
+        """Whether an op runs when it is issued."""
+        return self.name == "eager" and (op.ready is None or op.ready())
+
+    def order(self, warps: list[Warp]) -> list[Warp]:
+        """The warps of one round."""
+        if self.name in ("random", "starve"):
+            warps = list(warps)
+            self.random.shuffle(warps)
+        return warps
+
+    def skips(self, warp: Warp) -> bool:
+        """Whether a warp that could run does not get this turn."""
+        return bool(self.starved) and warp.id in self.starved and self.random.random() < 0.97
+
+    def quantum(self, warp: Warp) -> int:
+        """Blocks of this turn."""
+        if self.name == "lockstep":
+            return 1
+        if self.name == "random":
+            return self.random.choice((1, 2, 4, 16, QUANTUM))
+        return warp.quantum or QUANTUM
+
+    def between(self, machine: Machine) -> None:
+        """After a warp's turn: do some asynchronous work, or none."""
+        if not len(machine.engine):
+            return
+        if self.name == "eager":
+            machine.run_async(limit=1 << 30)
+        elif self.name == "random" and self.random.random() < 0.3:
+            machine.run_async(limit=1)
+        elif self.name == "starve" and self.random.random() < 0.1:
+            machine.run_async(limit=1)
+
+    def end_of_round(self, machine: Machine) -> None:
+        """After every warp had its turn."""
+        if self.name == "lockstep":
+            machine.run_async(limit=1)
+
+    def pick(self, ops: list[AsyncOp]) -> AsyncOp:
+        """Which op runs next."""
+        if self.name in ("random", "starve"):
+            return self.random.choice(ops)
+        if self.name == "lazy":
+            return ops[-1]
+        return ops[0]
