@@ -1,15 +1,15 @@
 """Bulk asynchronous copies: what happens between their issue and their completion.
 
-Loads complete on mbarriers (complete_tx). Stores and reductions to global memory belong to bulk groups of the issuing
-thread: first they read shared memory, later their result is visible; `wait_group.read` waits for the first only.
-PTX ISA 9.7.9.27: "Data Movement and Conversion Instructions: Bulk copy" and "completion mechanisms".
+Loads complete on mbarriers (complete_tx). Stores and reductions to global memory belong to bulk groups of the
+issuing thread: first they read shared memory, later their result is visible; `wait_group.read` waits for the
+first only. PTX ISA 9.7.9.27: "Data Movement and Conversion Instructions: Bulk copy" and "completion
+mechanisms".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,8 @@ class Region:
 
 def lanes_of(lanes: npt.NDArray[np.bool_]) -> list[int]:
     """Numbers of the lanes that execute."""
-    return cast("list[int]", np.nonzero(lanes)[0].tolist())
+    found: list[int] = np.nonzero(lanes)[0].tolist()
+    return found
 
 
 # ---------------------------------------------------------------- loads
@@ -81,8 +82,9 @@ def load_targets(
 ) -> list[Target]:
     """Targets of a load to shared memory.
 
-    cta_mask: CTAs of a multicast, or None. pair: `.cta_group::2`, which lets the mbarrier be in either CTA of the pair.
-    EmulatorError for an mbarrier that the instruction may not signal or a mask that names CTAs outside of the cluster.
+    cta_mask: CTAs of a multicast, or None. pair: `.cta_group::2`, which lets the mbarrier be in either CTA of
+    the pair. EmulatorError for an mbarrier that the instruction may not signal or a mask that names CTAs
+    outside of the cluster.
     """
     barrier_cta, barrier_offset = warp.shared(barrier_address)
     cluster = warp.cta.cluster
@@ -90,7 +92,7 @@ def load_targets(
         same = barrier_cta.rank == region.cta.rank
         if not same and not (pair and barrier_cta.rank >> 1 == region.cta.rank >> 1):
             raise EmulatorError(
-                f"the data goes to CTA {region.cta.rank} of the cluster and the mbarrier is in CTA {barrier_cta.rank}; "
+                f"data goes to CTA {region.cta.rank} , the mbarrier is in CTA {barrier_cta.rank}; "
                 + ("the two must be of one pair" if pair else "without .cta_group::2 they must be in one CTA")
             )
         return [Target(region, warp.mbarrier(barrier_address, "async"))]
@@ -164,10 +166,9 @@ def lane_groups(warp: Warp, lane: int) -> LaneGroups:
     return groups.setdefault(lane, LaneGroups())
 
 
-def post_store(
-    warp: Warp, lane: int, name: str, source: Region, write: Callable[[Bytes], None]
-) -> None:
-    """Issue a store: its source is read when it first runs, `write` is called with the bytes some time later."""
+def post_store(warp: Warp, lane: int, name: str, source: Region, write: Callable[[Bytes], None]) -> None:
+    """Issue a store: its source is read when it first runs, `write` is called with the bytes some time later.
+    """
     machine, store = warp.machine, _Store()
     lane_groups(warp, lane).open.append(store)
     warp.bulk_actor.acquire(warp.actor.release())
@@ -176,7 +177,9 @@ def post_store(
 
     def read() -> None:
         if all(w.done for w in source.cta.warps):
-            warp.report("bulk", f"{full_name} reads shared memory after its CTA has exited: a wait_group is missing")
+            warp.report(
+                "bulk", f"{full_name} reads shared memory after its CTA has exited: a wait_group is missing"
+            )
         data = source.read()
         store.read = True
         machine.post(AsyncOp(f"{full_name} (write)", lambda: finish(data)))

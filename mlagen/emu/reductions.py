@@ -16,24 +16,45 @@ Bytes = npt.NDArray[np.uint8]
 
 #: PTX type -> numpy type of the bits
 NUMPY_TYPES: dict[str, Any] = {
-    "u8": np.uint8, "s8": np.int8, "u16": np.uint16, "u32": np.uint32, "s32": np.int32, "b32": np.uint32,
-    "u64": np.uint64, "s64": np.int64, "b64": np.uint64, "f16": np.float16, "bf16": np.uint16, "f32": np.float32,
+    "u8": np.uint8,
+    "s8": np.int8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "b32": np.uint32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "b64": np.uint64,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "f32": np.float32,
     "f64": np.float64,
-}  # fmt: skip
+}
 TENSOR_TYPES = {
-    ElementType.UINT8: "u8", ElementType.UINT16: "u16", ElementType.UINT32: "u32", ElementType.INT32: "s32",
-    ElementType.UINT64: "u64", ElementType.INT64: "s64", ElementType.FLOAT16: "f16", ElementType.BFLOAT16: "bf16",
-    ElementType.FLOAT32: "f32", ElementType.FLOAT32_FTZ: "f32", ElementType.FLOAT64: "f64", ElementType.TFLOAT32: "f32",
+    ElementType.UINT8: "u8",
+    ElementType.UINT16: "u16",
+    ElementType.UINT32: "u32",
+    ElementType.INT32: "s32",
+    ElementType.UINT64: "u64",
+    ElementType.INT64: "s64",
+    ElementType.FLOAT16: "f16",
+    ElementType.BFLOAT16: "bf16",
+    ElementType.FLOAT32: "f32",
+    ElementType.FLOAT32_FTZ: "f32",
+    ElementType.FLOAT64: "f64",
+    ElementType.TFLOAT32: "f32",
     ElementType.TFLOAT32_FTZ: "f32",
-}  # fmt: skip
+}
 
 
 def _increment(old: Array, new: Array) -> Array:
-    return np.where(old >= new, old.dtype.type(0), old + old.dtype.type(1))
+    result: Array = np.where(old >= new, old.dtype.type(0), old + old.dtype.type(1))
+    return result
 
 
 def _decrement(old: Array, new: Array) -> Array:
-    return np.where((old == 0) | (old > new), new, old - old.dtype.type(1))
+    result: Array = np.where((old == 0) | (old > new), new, old - old.dtype.type(1))
+    return result
 
 
 _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -55,7 +76,9 @@ def check_reduction(operation: str, ptx_type: str) -> None:
     if operation not in _OPERATIONS or ptx_type not in NUMPY_TYPES:
         raise EmulatorError(f"bulk reduction .{operation} on .{ptx_type} has no emulation")
     if ptx_type in ("f16", "bf16", "f32", "f64") and operation not in _FLOAT_OPERATIONS:
-        raise EmulatorError(f"bulk reduction .{operation} on .{ptx_type}: floating-point types have add, min and max")
+        raise EmulatorError(
+            f"bulk reduction .{operation} on .{ptx_type}: floating-point types have add, min and max"
+        )
 
 
 def reduce_bytes(operation: str, ptx_type: str, old: Bytes, new: Bytes) -> Bytes:

@@ -110,7 +110,7 @@ def swizzle_address(address: Any, swizzle: Swizzle) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def shared_chunks(offset: int, size: int, swizzle: Swizzle) -> npt.NDArray[np.int64]:
+def shared_chunks(offset: int, size: int, swizzle: Swizzle) -> npt.NDArray[np.uint64]:
     """Byte offsets in shared memory of the 16-byte chunks of a box of `size` bytes at `offset`, in box order;
     read-only.
 
@@ -120,8 +120,8 @@ def shared_chunks(offset: int, size: int, swizzle: Swizzle) -> npt.NDArray[np.in
         raise TensorMapError(
             f"shared-memory address {offset:#x} of a tensor-map box: not a multiple of {BOX_ALIGNMENT} bytes"
         )
-    chunks: npt.NDArray[np.int64] = swizzle_address(
-        offset + np.arange(0, size, CHUNK, dtype=np.int64), swizzle
+    chunks: npt.NDArray[np.uint64] = swizzle_address(
+        offset + np.arange(0, size, CHUNK, dtype=np.uint64), swizzle
     )
     chunks.setflags(write=False)
     return chunks
