@@ -10,27 +10,37 @@ from mlagen.emu.cta import ALL_LANES
 from mlagen.emu.interfaces import Array
 from mlagen.emu.types import NUMPY
 
-ZERO64 = np.uint64(0)
-
-
-def fma32(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of float32 with one rounding.
-
-    The product is exact in float64; the sum is rounded to odd there, so that the rounding to float32 is the only one that counts.
-    """
+def _fma_odd(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float32 in float64, inexact sums rounded to odd: a later rounding to float32 is then the only one that counts."""
     product = a.astype(np.float64) * b.astype(np.float64)
     addend = c.astype(np.float64)
-    total = product + addend
+    total: Array = product + addend
     back = total - product
     error = (product - (total - back)) + (addend - back)
     bits = total.view(np.int64)
     inexact = (error != 0) & np.isfinite(total) & ((bits & 1) == 0)
     if inexact.any():
         away = (error > 0) == (total > 0)
-        bits = np.where(inexact, np.where(away, bits + 1, bits - 1), bits)
-        total = bits.view(np.float64)
-    rounded: Array = total.astype(np.float32)
+        total = np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
+    return total
+
+
+def fma32(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float32, rounded once, to nearest even."""
+    rounded: Array = _fma_odd(a, b, c).astype(np.float32)
     return rounded
+
+
+def fma32_directed(a: Array, b: Array, c: Array, mode: str) -> Array:
+    """a * b + c of float32, rounded toward zero (rz), minus (rm) or plus infinity (rp)."""
+    exact = _fma_odd(a, b, c)
+    near = exact.astype(np.float32)
+    back = near.astype(np.float64)
+    high, low = back > exact, back < exact
+    down = high & ((exact > 0) | (mode == "rm")) & (mode != "rp")
+    up = low & ((exact < 0) | (mode == "rp")) & (mode != "rm")
+    infinity = np.float32(np.inf)
+    return np.where(down, np.nextafter(near, -infinity), np.where(up, np.nextafter(near, infinity), near))
 
 
 def shift_left(a: Array, amount: Array, bits: int) -> Array:
@@ -103,11 +113,14 @@ def flush(x: Array) -> Array:
 
 
 ENVIRONMENT: dict[str, Any] = {
+    "ONE": np.full(32, 1, np.float32),
+    "MINUS_ZERO": np.full(32, -0.0, np.float32),
     "np": np,
     "ALL": ALL_LANES,
     "where": np.where,
     "isnan": np.isnan,
     "fma32": fma32,
+    "fma32_directed": fma32_directed,
     "shift_left": shift_left,
     "shift_right": shift_right,
     "divide": divide,

@@ -48,10 +48,20 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     return out
 
 
-def _check_rounding(ins: Instruction) -> None:
-    for mode in ("rz", "rm", "rp"):
-        if mode in ins.modifiers:
-            raise UnknownInstruction(mode)
+_DIRECTED = {
+    "add": "fma32_directed({0},ONE,{1},MODE)",
+    "sub": "fma32_directed({0},ONE,-{1},MODE)",
+    "mul": "fma32_directed({0},{1},MINUS_ZERO,MODE)",
+    "fma": "fma32_directed({0},{1},{2},MODE)",
+}
+
+
+def _rounding(ins: Instruction) -> str | None:
+    """The directed rounding mode of an instruction, if it has one."""
+    found = [m for m in ins.modifiers if m in ("rz", "rm", "rp")]
+    if found and (ins.op not in _DIRECTED or ins.modifiers[-1] != "f32"):
+        raise UnknownInstruction(found[0])
+    return found[0] if found else None
 
 
 def finish(ins: Instruction, code: str, kind: str) -> Inline:
@@ -71,7 +81,9 @@ def sources(ins: Instruction, bind: Binder, kind: str) -> list[str]:
 
 def elementwise(ins: Instruction, bind: Binder, template: str) -> Inline:
     """A float operation of any format. template: numpy code with {0} {1} {2} for the sources; computed in float32 for bf16."""
-    _check_rounding(ins)
+    mode = _rounding(ins)
+    if mode is not None:
+        template = _DIRECTED[ins.op].replace("MODE", repr(mode))
     kind = ins.modifiers[-1]
     if kind in ("f32", "f64", "f16"):
         return finish(ins, template.format(*sources(ins, bind, kind)), kind)
