@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "KernelSpec": ("mlagen.spec", "KernelSpec"),
     "Tuning": ("mlagen.spec", "Tuning"),
-    "build": ("mlagen.build", "build"),
+    "build": ("mlagen.build", ""),  # a callable module: the name is the same
     "errors": ("mlagen.errors", ""),
     "make_plan": ("mlagen.plan", "make_plan"),
     "mla_decode": ("mlagen.api", "mla_decode"),

@@ -1,0 +1,290 @@
+"""Many specs -> compiled kernels and a report: the one way to a kernel, for JIT and for offline builds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mlagen import settings, toolchain
+from mlagen.artifact import Artifact, Order, artifact_of, entry_of, export, order
+from mlagen.cache import Cache
+from mlagen.cache_entry import Entry
+from mlagen.errors import CacheError, CompileError, MlagenError, ToolchainError
+from mlagen.log import logger, warn_once
+from mlagen.sass import disassemble
+from mlagen.spec import KernelSpec
+from mlagen.worker import Job, Pool
+
+__all__ = ["Artifact", "Report", "Row", "Stats", "build", "load_artifact", "on_compile", "stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel of a report. Bytes; seconds of CPU. `status` is "compiled", "cached" or "failed"."""
+
+    name: str
+    status: str
+    registers: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    stack: int = 0
+    smem_bytes: int = 0
+    cubin_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    digest: str = ""
+    folder: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a build did, in the order of the specs.
+
+    Attributes:
+        rows: one row a kernel.
+        seconds: wall time of the whole build.
+    """
+
+    rows: tuple[Row, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """Rows without a kernel."""
+        return tuple(row for row in self.rows if row.status == "failed")
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts of this process since its start."""
+
+    compiles: int = 0
+    hits: int = 0
+    seconds: float = 0.0
+
+
+_STATS = Stats()
+_STATS_LOCK = threading.Lock()
+_CALLBACKS: list[Callable[[str, str, float], None]] = []
+# Kernels that no folder would take, by digest, so that they are compiled once a process.
+_UNSAVED: dict[str, Entry] = {}
+
+
+def stats() -> Stats:
+    """A copy of the counts of this process: compilations, cache hits, seconds of compiling."""
+    with _STATS_LOCK:
+        return Stats(_STATS.compiles, _STATS.hits, _STATS.seconds)
+
+
+def on_compile(callback: Callable[[str, str, float], None]) -> Callable[[], None]:
+    """Calls `callback(name, digest, seconds)` after every compilation of this process.
+
+    Returns:
+        A function that ends it.
+    """
+    _CALLBACKS.append(callback)
+    return lambda: _CALLBACKS.remove(callback)
+
+
+def _tools() -> toolchain.Fingerprint | None:
+    """The toolchain in place, None where kernels can only be read."""
+    try:
+        return toolchain.fingerprint(toolchain.locate())
+    except ToolchainError:
+        return None
+
+
+def _refuse(task: Order, cache: Cache) -> CacheError:
+    digest = task.key.digest or task.key.source_digest
+    folders = ", ".join(map(str, cache.folders)) or "none"
+    return CacheError(
+        f"{task.spec.name} is not built and MLAGEN_DISABLE_JIT forbids compiling it now. "
+        f"Digest {digest}. Folders searched: {folders}. "
+        f"Build it with `mlagen build {task.spec.name}`, or add the folder that has it to MLAGEN_CACHE_PATH"
+    )
+
+
+def _check_spills(task: Order, entry: Entry) -> None:
+    info = entry.info
+    if not settings.read().spill_check or not (info["spill_stores"] or info["spill_loads"] or info["stack"]):
+        return
+    raise CompileError(
+        f"{task.spec.name}: {info['spill_stores']} B spill stores, {info['spill_loads']} B spill loads, "
+        f"{info['stack']} B of stack; MLAGEN_SPILL_CHECK allows none",
+        spec=task.spec,
+        options=task.options,
+        log=entry.files["kernel.log"].decode(),
+    )
+
+
+def _make(task: Order, pool: Pool) -> Entry:
+    """Compiles one order in a worker, and tells the log, the counters and the callbacks."""
+    name = task.spec.name
+    logger().info("compiling %s", name)
+    started = time.perf_counter()
+    result = pool.compile(Job(task.spec, task.source, task.options))
+    seconds = time.perf_counter() - started
+    entry = entry_of(task, result)
+    logger().info("compiled %s in %.1f s (%s)", name, seconds, entry.key.digest)
+    with _STATS_LOCK:
+        _STATS.compiles += 1
+        _STATS.seconds += seconds
+    for callback in tuple(_CALLBACKS):
+        callback(name, entry.key.digest or "", seconds)
+    return entry
+
+
+def _obtain(task: Order, cache: Cache, pool: Pool, *, force: bool = False) -> Artifact:
+    """The artifact of an order: from memory, a cache folder, or the compiler.
+
+    Raises:
+        CacheError, ToolchainError, CompileError: see `load_artifact`.
+    """
+    digest = task.key.digest
+    saved = _UNSAVED.get(digest or "")
+    hit = None if force else cache.lookup(task.spec.name, task.key)
+    if hit is not None:
+        entry, folder = hit.entry, hit.folder
+    elif saved is not None and not force:
+        entry, folder = saved, None
+    elif settings.read().disable_jit:
+        raise _refuse(task, cache)
+    else:
+        toolchain.locate()  # says what is missing
+        entry, folder = _compile_once(task, cache, pool, force=force)
+    if hit is not None or saved is not None:
+        with _STATS_LOCK:
+            _STATS.hits += 1
+    _check_spills(task, entry)
+    artifact = artifact_of(task.spec, entry, folder)
+    _dump(artifact)
+    return artifact
+
+
+def _compile_once(task: Order, cache: Cache, pool: Pool, *, force: bool) -> tuple[Entry, Path | None]:
+    if force:
+        entry = _make(task, pool)
+        cache.replace(entry)
+        return entry, None
+    entry, folder = cache.get_or_build(task.spec.name, task.key, lambda: _make(task, pool))
+    if cache.private is None and entry.key.digest is not None:
+        _UNSAVED[entry.key.digest] = entry
+    return entry, folder
+
+
+def _dump(artifact: Artifact) -> None:
+    """Copies everything about a kernel to MLAGEN_DUMP_DIR, for reading."""
+    folder = settings.read().dump_dir
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / artifact.name
+    stem.with_name(f"{artifact.name}.cu").write_text(artifact.source, encoding="utf-8")
+    stem.with_name(f"{artifact.name}.ptx").write_bytes(artifact.ptx)
+    stem.with_name(f"{artifact.name}.cubin").write_bytes(artifact.cubin)
+    stem.with_name(f"{artifact.name}.log").write_text(artifact.log, encoding="utf-8")
+    try:
+        stem.with_name(f"{artifact.name}.sass").write_text(disassemble(artifact.cubin), encoding="utf-8")
+    except ToolchainError as error:
+        warn_once(f"no SASS in {folder}: {error}")
+
+
+def load_artifact(spec: KernelSpec) -> Artifact:
+    """One kernel, from a cache folder or compiled now.
+
+    Args:
+        spec: the kernel.
+
+    Raises:
+        SpecError: the spec cannot be built.
+        CacheError: it is in no folder and MLAGEN_DISABLE_JIT is set.
+        ToolchainError: it is in no folder and the compiler is not installed.
+        CompileError: the compiler refused the source, or MLAGEN_SPILL_CHECK found spills.
+    """
+    with Pool(1) as pool:
+        return _obtain(order(spec, _tools()), Cache(), pool)
+
+
+def _row(artifact: Artifact) -> Row:
+    info = artifact.manifest
+    return Row(
+        name=artifact.name,
+        status="compiled" if artifact.folder is None else "cached",
+        registers=info["registers"],
+        spill_stores=info["spill_stores"],
+        spill_loads=info["spill_loads"],
+        stack=info["stack"],
+        smem_bytes=info["smem_bytes"],
+        cubin_bytes=len(artifact.cubin),
+        seconds=info["seconds"],
+        digest=info["digest"] or "",
+        folder="" if artifact.folder is None else str(artifact.folder),
+    )
+
+
+def build(
+    specs: Iterable[KernelSpec],
+    *,
+    jobs: int | None = None,
+    output: Path | None = None,
+    force: bool = False,
+    progress: Callable[[Row], None] | None = None,
+) -> Report:
+    """Builds every spec that is in no cache folder yet.
+
+    Args:
+        specs: kernels, in any order; each is built once.
+        jobs: compiler processes at a time; by default MLAGEN_JOBS, else all cores.
+        output: also put every kernel into this folder of prebuilt kernels.
+        force: compile even what is cached.
+        progress: called in the caller's thread with the row of each kernel as it is done.
+
+    Returns:
+        A report. A kernel that fails is a row of it; the others are built all the same.
+    """
+    wanted = list(dict.fromkeys(specs))
+    started = time.perf_counter()
+    size = max(1, min(jobs or settings.read().jobs or os.cpu_count() or 1, len(wanted)))
+    cache = Cache()
+    tools = _tools()
+    rows: dict[KernelSpec, Row] = {}
+
+    def one(spec: KernelSpec, pool: Pool) -> Row:
+        try:
+            artifact = _obtain(order(spec, tools), cache, pool, force=force)
+            if output is not None:
+                export(artifact, output)
+            return _row(artifact)
+        except MlagenError as error:
+            return Row(name=spec.name, status="failed", error=str(error))
+
+    with Pool(size) as pool, ThreadPoolExecutor(size) as threads:
+        pending = {threads.submit(one, spec, pool): spec for spec in wanted}
+        try:
+            for future in as_completed(pending):
+                row = rows[pending[future]] = future.result()
+                if progress is not None:
+                    progress(row)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            pool.close()
+            raise
+    return Report(tuple(rows[spec] for spec in wanted), round(time.perf_counter() - started, 3))
+
+
+class _CallableModule(ModuleType):
+    """Lets `mlagen.build(specs)` work whether or not somebody has imported the module `mlagen.build`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        return build(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
