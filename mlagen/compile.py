@@ -220,7 +220,7 @@ def _run(nvrtc: Any, source: str, file: str, real: Sequence[str]) -> tuple[bool,
 
 def _buffer(nvrtc: Any, program: Any, what: str) -> bytes:
     size = _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program), nvrtc, f"size of {what}")
-    buffer = b" " * size
+    buffer: bytes = b" " * size
     _check(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), nvrtc, f"reading {what}")
     return buffer
 
