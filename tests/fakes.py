@@ -37,7 +37,13 @@ class FakeTensor:
 
 
 def arguments(
-    batch: int = 2, s_q: int = 1, h_q: int = 16, page_size: int = 64, pages: int = 10, width: int = 4, **other: Any
+    batch: int = 2,
+    s_q: int = 1,
+    h_q: int = 16,
+    page_size: int = 64,
+    pages: int = 10,
+    width: int = 4,
+    **other: Any,
 ) -> dict[str, Any]:
     """Keyword arguments of mla_decode that break no rule; entries of `other` replace or add some."""
     made: dict[str, Any] = {
@@ -167,7 +173,7 @@ class FakeDriver:
         return self._result("cuStreamDestroy")
 
     def cuTensorMapEncodeTiled(self, dtype: Any, rank: int, address: int, *rest: Any) -> Any:
-        extents, strides, box, steps, interleave, swizzle, promotion, fill = rest
+        extents, strides, box, steps, interleave, swizzle, promotion, _fill = rest
         lists = [[int(value) for value in values] for values in (extents, strides, box, steps)]
         # The real binding refuses plain ints in these lists.
         assert all(type(value) is self.real.cuuint64_t for value in (*extents, *strides))
@@ -223,3 +229,61 @@ def install(monkeypatch: Any, fake: FakeDriver) -> FakeDriver:
     monkeypatch.setattr(counters, "_POOLS", {})
     monkeypatch.setattr(runtime, "_LAUNCHERS", {})
     return fake
+
+
+def contract_plan(spec: Any) -> Any:
+    """A plan with the parameters and tensor maps of the sm90_wgmma family and nothing else filled in."""
+    from mlagen.plan.model import Entry, Launch, ParamField, Plan, TensorMapDim, TensorMapSpec
+    from mlagen.plan.params import lay_out_params
+
+    pointers = "block_table cache_seqlens num_splits q_nope q_pe out lse partial_out partial_lse counters"
+    strides = "block_table_stride " + " ".join(
+        f"{tensor}_stride_{letter}" for tensor in ("q_nope", "q_pe", "out", "lse") for letter in "bsh"
+    )
+    ints = "batch s_q max_len uniform_splits causal tiles units_per_team groups teams"
+    rows = [(name, "P") for name in pointers.split()] + [(name, "q") for name in strides.split()]
+    rows += [(name, "i") for name in ints.split()] + [("scale_log2", "f")]
+    params, nbytes = lay_out_params([ParamField(name, "x", code, "") for name, code in rows])
+    page = spec.page_size
+
+    def dims(columns: int, box_columns: int) -> tuple[TensorMapDim, ...]:
+        if page < 8:
+            return (
+                TensorMapDim(64, "element", 1, 64, ""),
+                TensorMapDim(page, "row", 1, page, ""),
+                TensorMapDim(columns, "element", 64, 1, ""),
+                TensorMapDim(None, "page", 1, 1, ""),
+            )
+        return (
+            TensorMapDim(64, "element", 1, 64, ""),
+            TensorMapDim(8, "row", 1, 8, ""),
+            TensorMapDim(columns, "element", 64, box_columns, ""),
+            TensorMapDim(page // 8, "row", 8, min(page, 64) // 8, ""),
+            TensorMapDim(None, "page", 1, 1, ""),
+        )
+
+    maps = (
+        TensorMapSpec("tma_latent", "latent", dims(8, 4), 128, ""),
+        TensorMapSpec("tma_rope", "rope", dims(1, 1), 128, ""),
+    )
+    cluster = spec.cta_group
+    return Plan(
+        spec=spec,
+        constants=(),
+        types=(),
+        roles=(),
+        mbarriers=(),
+        named_barriers=(),
+        smem=(),
+        smem_bytes=221216,
+        smem_limit=232448,
+        params=params,
+        params_bytes=nbytes,
+        tensor_maps=maps,
+        launch=Launch(384, cluster, 221216, True, 168),
+        headers=(),
+        entries=(
+            Entry("", "mlagen::sm90_wgmma", 384, 1, cluster, True),
+            Entry("_schedule", "mlagen::sm90_schedule", 32),
+        ),
+    )

@@ -1,4 +1,5 @@
-"""One test for each rule about the arguments of a call; each message says what was asked and what would work."""
+"""One test for each rule about the arguments of a call; each message says what was asked and what would
+work."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ RULES = {
     "no heads": ({"q": Q((2, 1, 0, 576))}, "h_q=0 heads; 1..128"),
     "too many heads": ({"q": Q((2, 1, 129, 576))}, "h_q=129 heads; 1..128"),
     "no tokens": ({"q": Q((2, 0, 16, 576))}, "s_q=0 query tokens a row; at least 1"),
-    "too many tokens": ({"q": Q((2, 2**20, 16, 576))}, "s_q=1048576 tokens of 16 heads a row; at most 262143"),
+    "too many tokens": (
+        {"q": Q((2, 2**20, 16, 576))},
+        "s_q=1048576 tokens of 16 heads a row; at most 262143",
+    ),
     "q last stride": (
         {"q": Q((2, 1, 16, 576), strides=(18432, 18432, 1152, 2))},
         "q has stride 2 in its last dimension; 1 is needed",
@@ -250,7 +254,7 @@ def test_kernel_must_fit_the_call(changes, text):
 
 def test_kernel_dtype_must_fit():
     fp16 = KernelSpec("sm_90a", "fp16", "fp16", 16, 64, 16, 1)
-    with pytest.raises(InputError, match="dtype bf16, but the kernel .* was built for dtype fp16"):
+    with pytest.raises(InputError, match=r"dtype bf16, but the kernel .* was built for dtype fp16"):
         problem().check_spec(fp16)
 
 
