@@ -145,6 +145,11 @@ class Machine:
         ins = self.program.instructions[min(warp.at, len(self.program.instructions) - 1)]
         return f"{self.names.warp(warp.cta.index, warp.id)}, {describe(ins)}"
 
+    def instruction_count(self) -> int:
+        """Warp-instructions executed so far."""
+        blocks = self.program.blocks
+        return sum((blocks[pc].end - pc) * n for w in self.warps for pc, n in w.block_counts.items())
+
     def _unwritten(self, offset: int) -> None:
         self.report("unwritten", f"read of {self.memory.where(offset)}, which nobody has written")
 

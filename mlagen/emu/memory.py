@@ -153,6 +153,7 @@ class GlobalMemory(ByteStore):
     """All global allocations in one arena; addresses start at GLOBAL_BASE, and free bytes lie between allocations."""
 
     GAP = 512
+    base = GLOBAL_BASE
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         super().__init__(capacity, "global")

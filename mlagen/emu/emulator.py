@@ -1,0 +1,212 @@
+"""The emulator for any PTX: parse, register arrays, launch.
+
+    emulator = Emulator(ptx_text)
+    x = emulator.array(numpy_array)                 # a global address; the array is updated after every launch
+    result = emulator.launch("kernel", grid=2, block=128, args=[x, c_int(5)])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mlagen.emu.checks import CheckOptions
+from mlagen.emu.codegen import Program
+from mlagen.emu.findings import Findings
+from mlagen.emu.interfaces import EmulatorError
+from mlagen.emu.machine import Dim3, LaunchConfig, Machine
+from mlagen.emu.memory import GlobalMemory
+from mlagen.emu.names import Names
+from mlagen.emu.parser import parse_module
+from mlagen.emu.ptx import Function, Module
+
+Argument: TypeAlias = "bytes | int | float | np.generic | GlobalArray"
+_MODULES: dict[str, Module] = {}
+_PROGRAMS: dict[tuple[str, str], Program] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalArray:
+    """An array of the host and where the kernel sees it."""
+
+    address: int
+    data: Any
+    nbytes: int
+
+    @property
+    def bytes(self) -> Any:
+        """The array's bytes as uint8 (nbytes,), a view."""
+        return _byte_view(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """What a launch did.
+
+    findings: of the sanitizers. seconds: of running, without parsing. instructions: warp-instructions. machine: for profiles.
+    """
+
+    findings: Findings
+    seconds: float
+    instructions: int
+    machine: Machine
+
+
+def _byte_view(data: Any) -> Any:
+    """uint8 view of a contiguous numpy array or CPU torch tensor."""
+    if hasattr(data, "untyped_storage"):
+        if not data.is_contiguous() or data.device.type != "cpu":
+            raise EmulatorError("a contiguous tensor in host memory is needed")
+        import torch
+
+        data = data.detach().reshape(-1).view(torch.uint8).numpy()
+    if not data.flags.c_contiguous:
+        raise EmulatorError("a contiguous array is needed")
+    return data.reshape(-1).view(np.uint8)
+
+
+def dim3(value: int | Sequence[int]) -> Dim3:
+    """One to three extents as three."""
+    given = (value,) if isinstance(value, int) else tuple(value)
+    if not 1 <= len(given) <= 3 or any(v < 1 for v in given):
+        raise EmulatorError(f"{value!r} is no grid, block or cluster: one to three extents of at least 1 are needed")
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
+
+
+def load_module(text: str) -> tuple[str, Module]:
+    """(digest, parsed module) of a PTX text; parsed once per process."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    module = _MODULES.get(digest)
+    if module is None:
+        module = _MODULES[digest] = parse_module(text)
+    return digest, module
+
+
+class Emulator:
+    """A PTX module and the global memory of its launches.
+
+    Raises:
+        EmulatorError: the text cannot be read.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.digest, self.module = load_module(text)
+        self.memory = GlobalMemory()
+        self.arrays: list[GlobalArray] = []
+
+    def array(self, data: Any, name: str = "", written: bool = True) -> GlobalArray:
+        """Register a contiguous numpy array or CPU torch tensor.
+
+        With written=False its bytes count as never written: reading one before the kernel wrote it is a finding.
+        """
+        view = _byte_view(data)
+        address = self.memory.allocate_array(view.size, name or f"array {len(self.arrays)}", view)
+        if not written:
+            start = address - self.memory.base
+            self.memory.allocate(start, view.size)
+        self.arrays.append(GlobalArray(address, data, view.size))
+        return self.arrays[-1]
+
+    def update(self) -> None:
+        """Copy the registered arrays into global memory again, after the host changed them."""
+        for array in self.arrays:
+            self.memory.write(array.address, array.bytes)
+
+    def launch(
+        self,
+        entry: str | None = None,
+        *,
+        grid: int | Sequence[int] = 1,
+        block: int | Sequence[int] = 32,
+        cluster: int | Sequence[int] | None = None,
+        dynamic_shared: int = 0,
+        args: Sequence[Argument] = (),
+        schedule: str = "eager",
+        checks: CheckOptions | None = None,
+        names: Names | None = None,
+        exact: bool = True,
+        fail_on_findings: bool = True,
+    ) -> LaunchResult:
+        """Run a kernel to its end and copy the arrays back.
+
+        Args:
+            entry: name of the kernel, or a part of it that only one name has; the only kernel if absent.
+            grid, block, cluster: one to three extents; cluster defaults to the kernel's `.reqnctapercluster`.
+            dynamic_shared: bytes.
+            args: one for each parameter: a registered array, a Python number, a numpy scalar, or the bytes of a struct.
+            schedule: eager, lazy, random:SEED, starve:ROLE or lockstep.
+            checks: which sanitizers run; all by default.
+            names: names for reports, see Names.from_plan.
+            exact: tensor-core products in the bit-exact model; otherwise float32 matmul.
+            fail_on_findings: raise SanitizerError at the end if there are findings other than lints.
+
+        Raises:
+            EmulatorError: undefined behaviour, a deadlock, an unknown instruction, arguments that do not fit.
+        """
+        function = self.module.entry(entry)
+        wanted = cluster if cluster is not None else (function.directives.get("reqnctapercluster") or 1)
+        config = LaunchConfig(
+            dim3(grid),
+            dim3(block),
+            dim3(wanted),
+            dynamic_shared,
+            schedule,
+            checks or CheckOptions(),
+            fail_on_findings,
+            exact,
+            replace(names) if names is not None else Names(),
+        )
+        key = (self.digest, function.name)
+        program = _PROGRAMS.get(key)
+        machine = Machine(self.module, function, self.memory, pack_arguments(function, args), config, program)
+        if not any(v.space in ("global", "const") for v in self.module.variables):
+            _PROGRAMS[key] = machine.program
+        started = time.perf_counter()
+        try:
+            findings = machine.run()
+        finally:
+            self._copy_back()
+        return LaunchResult(findings, time.perf_counter() - started, machine.instruction_count(), machine)
+
+    def _copy_back(self) -> None:
+        for array in self.arrays:
+            start = array.address - self.memory.base
+            array.bytes[:] = self.memory.data[start : start + array.nbytes]
+
+
+def pack_arguments(function: Function, args: Sequence[Argument]) -> bytes:
+    """The parameter space of a kernel.
+
+    Raises:
+        EmulatorError: too many or too few arguments, or one of another size.
+    """
+    if len(args) != len(function.params):
+        wanted = ", ".join(f"{p.name} ({p.size} bytes)" for p in function.params) or "none"
+        raise EmulatorError(f"{function.name} takes {len(function.params)} parameters ({wanted}), {len(args)} were given")
+    offsets = function.param_offsets()
+    space = bytearray(function.params_size)
+    for param, arg in zip(function.params, args, strict=True):
+        data = _argument_bytes(arg, param.type, param.size)
+        if len(data) != param.size:
+            raise EmulatorError(f"parameter {param.name} has {param.size} bytes, {len(data)} were given")
+        space[offsets[param.name] : offsets[param.name] + param.size] = data
+    return bytes(space)
+
+
+def _argument_bytes(arg: Argument, kind: str, size: int) -> bytes:
+    if isinstance(arg, GlobalArray):
+        return struct.pack("<Q", arg.address)
+    if isinstance(arg, bytes | bytearray | memoryview):
+        return bytes(arg)
+    if isinstance(arg, np.generic):
+        return arg.tobytes()
+    if isinstance(arg, float):
+        return struct.pack("<f" if size == 4 else "<d", arg)
+    return (int(arg) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
