@@ -11,7 +11,13 @@ from mlagen.emu.interfaces import Array, EmulatorError, Expr, Imm, Mem, Not, Ope
 from mlagen.emu.ptx import Function
 from mlagen.emu.types import NUMPY, SIZES, UNSIGNED, is_float, short_name, size_of
 
-DYNAMIC_SPECIALS = {"%clock": "u32", "%clock64": "u64", "%globaltimer": "u64", "%globaltimer_lo": "u32", "%clock_hi": "u32"}
+DYNAMIC_SPECIALS = {
+    "%clock": "u32",
+    "%clock64": "u64",
+    "%globaltimer": "u64",
+    "%globaltimer_lo": "u32",
+    "%clock_hi": "u32",
+}
 """Special registers that change while a warp runs."""
 
 _REGISTER_BYTES = {1: 2}
@@ -50,7 +56,9 @@ def constant_array(value: int | float, kind: str, ptx_type: str) -> Array:
 
 
 class Symbols:
-    """Where the variables of a kernel are: offsets of shared, local and parameter variables, addresses of global ones."""
+    """Where the variables of a kernel are: offsets of shared, local and parameter variables, addresses of
+    global ones.
+    """
 
     def __init__(self) -> None:
         self.shared: dict[str, int] = {}
@@ -84,7 +92,9 @@ class Slots:
 
 
 class Binder:
-    """The binder of one kernel; `touched` and `stored` collect the slots that the instruction being bound reads or writes."""
+    """The binder of one kernel; `touched` and `stored` collect the slots that the instruction being bound
+    reads or writes.
+    """
 
     def __init__(self, slots: Slots, symbols: Symbols) -> None:
         self.slots = slots
@@ -214,7 +224,9 @@ class Binder:
         return f"R[{slot}]=where({mask},{value},R[{slot}])"
 
     def _widened(self, code: str, type: str, size: int) -> str:
-        """The expression as the unsigned type of a register of `size` bytes; narrow signed values are sign-extended."""
+        """The expression as the unsigned type of a register of `size` bytes; narrow signed values are sign-
+        extended.
+        """
         have, name, native = size_of(type), short_name(type), UNSIGNED[size]
         if have > size:
             raise EmulatorError(f"a result of .{type} does not fit a register of {size} bytes")

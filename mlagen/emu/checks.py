@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 class CheckOptions:
     """Which sanitizers run. Bounds, alignment, mbarrier misuse and deadlocks are always found.
 
-    race: unordered accesses of shared memory and TMEM. proxy: generic writes that the async proxy reads without a fence.
-    unwritten: reads of bytes that nobody wrote. strict: rules of the ISA text that hardware is known not to need.
+    race: unordered accesses of shared memory and TMEM. proxy: generic writes that the async proxy reads
+    without a fence.
+    unwritten: reads of bytes that nobody wrote. strict: rules of the ISA text that hardware is known not to
+    need.
     """
 
     race: bool = True
@@ -31,7 +33,9 @@ class CheckOptions:
 
 
 class CtaShadow:
-    """What the checks know of one CTA: shadows of shared memory (4-byte granules) and TMEM, and unfenced generic writes."""
+    """What the checks know of one CTA: shadows of shared memory (4-byte granules) and TMEM, and unfenced
+    generic writes.
+    """
 
     def __init__(self, shared_size: int) -> None:
         self.shared = Shadow(-(-shared_size // 4))
@@ -42,7 +46,9 @@ class CtaShadow:
 
 
 def granules(offsets: Array | slice | range, width: int) -> Array | slice:
-    """4-byte granules that accesses of `width` bytes touch; a range or slice of byte offsets is a whole region."""
+    """4-byte granules that accesses of `width` bytes touch; a range or slice of byte offsets is a whole
+    region.
+    """
     if isinstance(offsets, slice | range):
         return slice(offsets.start >> 2, -(-offsets.stop // 4))
     words = (np.asarray(offsets) >> 2).astype(np.int64)
@@ -74,7 +80,12 @@ class Checks:
         return self.domain.operation(issuer, name)
 
     def shared_read(
-        self, cta: interfaces.Cta, offsets: Array | slice | range, width: int, actor: interfaces.Actor, what: str
+        self,
+        cta: interfaces.Cta,
+        offsets: Array | slice | range,
+        width: int,
+        actor: interfaces.Actor,
+        what: str,
     ) -> None:
         """A read of shared memory is issued."""
         if not self.on:
@@ -89,7 +100,12 @@ class Checks:
             self._proxy(cta, shadow, at, actor, what)
 
     def shared_write(
-        self, cta: interfaces.Cta, offsets: Array | slice | range, width: int, actor: interfaces.Actor, what: str
+        self,
+        cta: interfaces.Cta,
+        offsets: Array | slice | range,
+        width: int,
+        actor: interfaces.Actor,
+        what: str,
     ) -> None:
         """A write of shared memory is issued."""
         if not self.on:
@@ -109,7 +125,9 @@ class Checks:
                 shadow.dirty_time[at] = 0
 
     def proxy_fence(self, ctas: list[Cta], actor: Actor) -> None:
-        """A fence.proxy.async: every generic write that the fencing warp comes after is now visible to the async proxy."""
+        """A fence.proxy.async: every generic write that the fencing warp comes after is now visible to the
+        async proxy.
+        """
         if not self.options.proxy:
             return
         for cta in ctas:
@@ -134,7 +152,13 @@ class Checks:
         self._tmem(cta, rows, columns, actor, what, write=True)
 
     def _tmem(
-        self, cta: interfaces.Cta, rows: Array, columns: Array, actor: interfaces.Actor, what: str, write: bool
+        self,
+        cta: interfaces.Cta,
+        rows: Array,
+        columns: Array,
+        actor: interfaces.Actor,
+        what: str,
+        write: bool,
     ) -> None:
         if not self.options.race:
             return
@@ -153,7 +177,15 @@ class Checks:
             self._report_race(what, actor, "write" if write else "read", found[0], found[1], place)
 
     def _race(
-        self, cta: interfaces.Cta, what: str, actor: Actor, kind: str, other: str, who: int, at: Array | slice, shadow: Shadow
+        self,
+        cta: interfaces.Cta,
+        what: str,
+        actor: Actor,
+        kind: str,
+        other: str,
+        who: int,
+        at: Array | slice,
+        shadow: Shadow,
     ) -> None:
         where = np.arange(shadow.granules)[at]
         mine = where[shadow.writer[where] == who] if other == "write" and kind == "read" else where
@@ -162,10 +194,13 @@ class Checks:
 
     def _report_race(self, what: str, actor: Actor, kind: str, other: str, who: int, place: str) -> None:
         self.machine.report(
-            "race", f"{place}: {kind} by {actor.name} [{what}] is not ordered after a {other} by {self.domain.name_of(who)}"
+            "race",
+            f"{place}: {kind} by {actor.name} [{what}] is not ordered after a {other} by {self.domain.name_of(who)}",
         )
 
-    def _proxy(self, cta: interfaces.Cta, shadow: CtaShadow, at: Array | slice, actor: Actor, what: str) -> None:
+    def _proxy(
+        self, cta: interfaces.Cta, shadow: CtaShadow, at: Array | slice, actor: Actor, what: str
+    ) -> None:
         dirty = shadow.dirty_time[at] > 0
         if dirty.any():
             where = np.arange(len(shadow.dirty_time))[at][dirty]

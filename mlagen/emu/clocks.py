@@ -1,7 +1,9 @@
 """Happens-before time: vector clocks of everybody who accesses memory.
 
-One `ClockDomain` per launch. A vector has one entry per warp and pipe, and a ring of entries for asynchronous operations: operation k uses
-entry k % OPERATIONS with time k // OPERATIONS + 1, so that knowing a later operation of the ring counts as knowing the earlier ones.
+One `ClockDomain` per launch. A vector has one entry per warp and pipe, and a ring of entries for asynchronous
+operations: operation k uses
+entry k % OPERATIONS with time k // OPERATIONS + 1, so that knowing a later operation of the ring counts as
+knowing the earlier ones.
 """
 
 from __future__ import annotations
@@ -37,9 +39,7 @@ class Actor:
 
     __slots__ = ("clock", "index", "name", "operation", "proxy")
 
-    def __init__(
-        self, name: str, proxy: Literal["generic", "async"], index: int, clock: Clock
-    ) -> None:
+    def __init__(self, name: str, proxy: Literal["generic", "async"], index: int, clock: Clock) -> None:
         self.name = name
         self.proxy: Literal["generic", "async"] = proxy
         self.index = index
@@ -100,7 +100,8 @@ class ClockDomain:
 class Shadow:
     """Who wrote and who read each granule of one memory, and when.
 
-    columns: which actors ever read here; read times are kept per column, so that a memory that few actors read stays small.
+    columns: which actors ever read here; read times are kept per column, so that a memory that few actors
+    read stays small.
     """
 
     def __init__(self, granules: int) -> None:

@@ -1,6 +1,7 @@
 """Basic blocks of a kernel as Python functions, made when a block first runs.
 
-A block has two forms: one for all 32 lanes, and one with a mask. Control instructions and instructions that can block are blocks of
+A block has two forms: one for all 32 lanes, and one with a mask. Control instructions and instructions that
+can block are blocks of
 their own, executed by the machine.
 """
 
@@ -53,9 +54,11 @@ def lookup(name: str) -> Entry | None:
 
 @dataclasses.dataclass(slots=True)
 class Block:
-    """A basic block. `end`: index of the next instruction. control: the instruction when the machine executes it itself.
+    """A basic block. `end`: index of the next instruction. control: the instruction when the machine executes
+    it itself.
 
-    run[masked](warp, mask): the code; for a blocking instruction it gives the result, and finish[masked] stores it.
+    run[masked](warp, mask): the code; for a blocking instruction it gives the result, and finish[masked]
+    stores it.
     touched: slots that ordinary instructions of the block read or write; stored: slots that they write.
     """
 
@@ -188,7 +191,11 @@ class Program:
     def _execute(self, lines: list[str], block: Block, masked: bool) -> Callable[..., Any]:
         text = "\n".join(lines)
         scope: dict[str, Any] = {}
-        exec(compile(text, f"<{self.function.name} pc {block.start}{' masked' if masked else ''}>", "exec"), self.environment, scope)
+        exec(
+            compile(text, f"<{self.function.name} pc {block.start}{' masked' if masked else ''}>", "exec"),
+            self.environment,
+            scope,
+        )
         run: Callable[..., Any] = scope["block"]
         return run
 
@@ -221,7 +228,10 @@ class Program:
             return [" " + line for line in inner]
         slot = self.slots.get(ins.predicate)
         self.binder.touched.add(slot)
-        lines = [f" P={'~' if ins.predicate_negated else ''}R[{slot}]" + ("&M" if masked else ""), " if P.any():"]
+        lines = [
+            f" P={'~' if ins.predicate_negated else ''}R[{slot}]" + ("&M" if masked else ""),
+            " if P.any():",
+        ]
         if masked:
             return [*lines, "  S=M;M=P", *("  " + line for line in inner), "  M=S"]
         return [*lines, "  M=P", *("  " + line for line in inner), "  M=ALL"]
@@ -252,6 +262,9 @@ class Program:
         names = [f"v{i}" for i in range(len(bound.writes))]
         if names:
             lines.append(f" {','.join(names)}=result")
-            lines += [" " + self.binder.store(t, n, ty, True) for n, (t, ty) in zip(names, bound.writes, strict=True)]
+            lines += [
+                " " + self.binder.store(t, n, ty, True)
+                for n, (t, ty) in zip(names, bound.writes, strict=True)
+            ]
         block.finish = self._execute([*lines, " return"], block, True)
         block.touched, block.stored = frozenset(self.binder.touched), frozenset(self.binder.stored)

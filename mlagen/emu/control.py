@@ -66,7 +66,11 @@ def _leave(warp: Warp, group: Group, taken: np.ndarray, after: int) -> None:  # 
 def _branch_indexed(machine: Machine, warp: Warp, group: Group, ins: Instruction) -> None:
     """`brx.idx`: every lane picks a label of a table."""
     index, table = ins.operands[0], ins.operands[1]
-    if not isinstance(index, Reg) or not isinstance(table, Sym) or table.name not in machine.program.function.tables:
+    if (
+        not isinstance(index, Reg)
+        or not isinstance(table, Sym)
+        or table.name not in machine.program.function.tables
+    ):
         raise EmulatorError("brx without a .branchtargets table")
     labels = machine.program.function.tables[table.name]
     values = warp.registers[machine.program.slots.get(index.name)]

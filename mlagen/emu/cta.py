@@ -21,7 +21,9 @@ OFFSET_MASK = (1 << SHARED_OFFSET_BITS) - 1
 
 
 class NamedBarrier:
-    """A hardware barrier of a CTA. lanes: threads of each warp that arrived in this phase; threads: expected, 0 for all."""
+    """A hardware barrier of a CTA. lanes: threads of each warp that arrived in this phase; threads: expected,
+    0 for all.
+    """
 
     __slots__ = ("arrived", "lanes", "phase", "released", "stamp", "threads")
 
@@ -158,7 +160,8 @@ class Group:
 class Warp:
     """One warp: its registers, the groups of its diverged lanes, its place in happens-before time.
 
-    inflight: slots that unfinished wgmmas write (any touch is wrong) and `inflight_read` slots that they read (a write is wrong);
+    inflight: slots that unfinished wgmmas write (any touch is wrong) and `inflight_read` slots that they read
+    (a write is wrong);
     on_touch(slots) is called before a block that does so runs.
     """
 
@@ -190,13 +193,16 @@ class Warp:
         """(CTA, offset) of a shared address; an EmulatorError when it names no CTA of the cluster."""
         rank = int(address) >> SHARED_OFFSET_BITS
         if rank >= len(self.cta.cluster):
-            raise EmulatorError(f"shared address 0x{int(address):x} names CTA {rank} of a cluster of {len(self.cta.cluster)}")
+            raise EmulatorError(
+                f"shared address 0x{int(address):x} names CTA {rank} of a cluster of {len(self.cta.cluster)}"
+            )
         return self.cta.cluster[rank], int(address) & OFFSET_MASK
 
     def mbarrier(self, address: int, proxy: Literal["generic", "async"] = "generic") -> Mbarrier:
         """The mbarrier at a shared address, for an operation issued now.
 
-        Checks that the initialisation is ordered before, and fenced if the other CTA or the async proxy uses it.
+        Checks that the initialisation is ordered before, and fenced if the other CTA or the async proxy uses
+        it.
         """
         cta, offset = self.shared(address)
         found = cta.mbarrier(offset)
@@ -205,7 +211,10 @@ class Warp:
             checks.shared_read(cta, slice(offset, offset + 8), 8, self.actor, "mbarrier operation")
         if not found.fenced and (proxy == "async" or cta is not self.cta):
             user = "the async proxy" if proxy == "async" else "another CTA"
-            self.report("fence", f"{found.name} is used by {user}, but no fence.mbarrier_init followed its mbarrier.init")
+            self.report(
+                "fence",
+                f"{found.name} is used by {user}, but no fence.mbarrier_init followed its mbarrier.init",
+            )
             found.fenced = True
         return found
 

@@ -1,8 +1,8 @@
 """The emulator for any PTX: parse, register arrays, launch.
 
-    emulator = Emulator(ptx_text)
-    x = emulator.array(numpy_array)                 # a global address; the array is updated after every launch
-    result = emulator.launch("kernel", grid=2, block=128, args=[x, c_int(5)])
+emulator = Emulator(ptx_text)
+x = emulator.array(numpy_array)                 # a global address; the array is updated after every launch
+result = emulator.launch("kernel", grid=2, block=128, args=[x, c_int(5)])
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class GlobalArray:
 class LaunchResult:
     """What a launch did.
 
-    findings: of the sanitizers. seconds: of running, without parsing. instructions: warp-instructions. machine: for profiles.
+    findings: of the sanitizers. seconds: of running, without parsing. instructions: warp-instructions.
+    machine: for profiles.
     """
 
     findings: Findings
@@ -75,7 +76,9 @@ def dim3(value: int | Sequence[int]) -> Dim3:
     """One to three extents as three."""
     given = (value,) if isinstance(value, int) else tuple(value)
     if not 1 <= len(given) <= 3 or any(v < 1 for v in given):
-        raise EmulatorError(f"{value!r} is no grid, block or cluster: one to three extents of at least 1 are needed")
+        raise EmulatorError(
+            f"{value!r} is no grid, block or cluster: one to three extents of at least 1 are needed"
+        )
     x, y, z = (*given, 1, 1)[:3]
     return x, y, z
 
@@ -104,7 +107,8 @@ class Emulator:
     def array(self, data: Any, name: str = "", written: bool = True) -> GlobalArray:
         """Register a contiguous numpy array or CPU torch tensor.
 
-        With written=False its bytes count as never written: reading one before the kernel wrote it is a finding.
+        With written=False its bytes count as never written: reading one before the kernel wrote it is a
+        finding.
         """
         view = _byte_view(data)
         address = self.memory.allocate_array(view.size, name or f"array {len(self.arrays)}", view)
@@ -140,7 +144,8 @@ class Emulator:
             entry: name of the kernel, or a part of it that only one name has; the only kernel if absent.
             grid, block, cluster: one to three extents; cluster defaults to the kernel's `.reqnctapercluster`.
             dynamic_shared: bytes.
-            args: one for each parameter: a registered array, a Python number, a numpy scalar, or the bytes of a struct.
+            args: one for each parameter: a registered array, a Python number, a numpy scalar, or the bytes of
+            a struct.
             schedule: eager, lazy, random:SEED, starve:ROLE or lockstep.
             checks: which sanitizers run; all by default.
             names: names for reports, see Names.from_plan.
@@ -189,7 +194,9 @@ def pack_arguments(function: Function, args: Sequence[Argument]) -> bytes:
     """
     if len(args) != len(function.params):
         wanted = ", ".join(f"{p.name} ({p.size} bytes)" for p in function.params) or "none"
-        raise EmulatorError(f"{function.name} takes {len(function.params)} parameters ({wanted}), {len(args)} were given")
+        raise EmulatorError(
+            f"{function.name} takes {len(function.params)} parameters ({wanted}), {len(args)} were given"
+        )
     offsets = function.param_offsets()
     space = bytearray(function.params_size)
     for param, arg in zip(function.params, args, strict=True):

@@ -12,7 +12,9 @@ LINTS = frozenset({"strict", "note"})
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding. kind: "race", "proxy", "unwritten", "mbarrier", "phase", "wgmma", "fence", "overlay", "strict", "note"."""
+    """One finding. kind: "race", "proxy", "unwritten", "mbarrier", "phase", "wgmma", "fence", "overlay",
+    "strict", "note".
+    """
 
     kind: str
     message: str

@@ -10,8 +10,11 @@ from mlagen.emu.cta import ALL_LANES
 from mlagen.emu.interfaces import Array
 from mlagen.emu.types import NUMPY
 
+
 def _fma_odd(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of float32 in float64, inexact sums rounded to odd: a later rounding to float32 is then the only one that counts."""
+    """a * b + c of float32 in float64, inexact sums rounded to odd: a later rounding to float32 is then the
+    only one that counts.
+    """
     product = a.astype(np.float64) * b.astype(np.float64)
     addend = c.astype(np.float64)
     total: Array = product + addend

@@ -7,7 +7,8 @@ An instruction is a *binding function*, registered under its PTX name::
         count = bind.value(ins.operands[2], "u32") if len(ins.operands) > 2 else bind.constant(1, "u32")
         return Bound(run=run_arrive, reads=(bind.shared_address(ins.operands[1]), count), writes=())
 
-It runs once per place in the kernel, when the code of its basic block is generated. It decodes and validates the modifiers
+It runs once per place in the kernel, when the code of its basic block is generated. It decodes and validates
+the modifiers
 (`ins.modifiers`), says which operands are read and written, and returns either
 
 * `Inline`: a Python expression, for cheap ALU instructions, or
@@ -16,34 +17,51 @@ It runs once per place in the kernel, when the code of its basic block is genera
 `Bound.run(warp, lanes, *reads)`:
 
 * `warp`  : the executing `Warp`.
-* `lanes` : bool (32,), the lanes that execute (active and predicate true); at least one is set. Never write to it.
-* reads   : one array (32,) per entry of `Bound.reads`, in the dtype of the PTX type asked for. Values in lanes that do not
+* `lanes` : bool (32,), the lanes that execute (active and predicate true); at least one is set. Never write
+  to it.
+* reads   : one array (32,) per entry of `Bound.reads`, in the dtype of the PTX type asked for. Values in
+  lanes that do not
   execute are meaningless. Never write to them. b128 values are uint64 (32, 2).
-* result  : None, one array, or a tuple of arrays, one per entry of `Bound.writes`; the generated code stores only `lanes`.
+* result  : None, one array, or a tuple of arrays, one per entry of `Bound.writes`; the generated code stores
+  only `lanes`.
   Signed and float results are fine, the generated code converts bits, not values.
-* run must be a module-level function or a `functools.partial` of one over picklable arguments (bound code is cached on disk).
+* run must be a module-level function or a `functools.partial` of one over picklable arguments (bound code is
+  cached on disk).
 
-Blocking: an instruction that can block is registered with `blocking=True` (it then is a basic block of its own; its binding function
+Blocking: an instruction that can block is registered with `blocking=True` (it then is a basic block of its
+own; its binding function
 returns exactly one `Bound`), and `run` may return a `Wait`. The warp sleeps until
-`Wait.ready()`; then `Wait.finish()` gives what `run` would have given. `run` is not called again. `ready` has no side effects.
+`Wait.ready()`; then `Wait.finish()` gives what `run` would have given. `run` is not called again. `ready` has
+no side effects.
 
-Asynchronous work: `warp.machine.post(AsyncOp(...))`. The schedule decides when it runs: at once (eager), as late as possible (lazy),
-in a random order. Ops with the same `queue` key run in order; ops with queue None run in any order. Nothing may run before its `ready()`.
+Asynchronous work: `warp.machine.post(AsyncOp(...))`. The schedule decides when it runs: at once (eager), as
+late as possible (lazy),
+in a random order. Ops with the same `queue` key run in order; ops with queue None run in any order. Nothing
+may run before its `ready()`.
 
 Who did it (happens-before): each warp has `warp.actor`. An asynchronous operation has an actor of its own:
-`machine.checks.operation(warp.actor, name)` for one that completes on an mbarrier (TMA), or a pipe actor that executes in order
-(`warp.warpgroup.actor` for wgmma, `cta.tensor_actor` for tcgen05) that first does `actor.acquire(warp.actor.release())`.
-Memory accesses are declared **at issue** with `machine.checks.shared_read / shared_write / tmem_read / tmem_write`; these do the
-race check, the proxy check (actor.proxy is "generic" or "async") and, for reads, nothing else. When the data really moves
+`machine.checks.operation(warp.actor, name)` for one that completes on an mbarrier (TMA), or a pipe actor that
+executes in order
+(`warp.warpgroup.actor` for wgmma, `cta.tensor_actor` for tcgen05) that first does
+`actor.acquire(warp.actor.release())`.
+Memory accesses are declared **at issue** with `machine.checks.shared_read / shared_write / tmem_read /
+tmem_write`; these do the
+race check, the proxy check (actor.proxy is "generic" or "async") and, for reads, nothing else. When the data
+really moves
 (inside `AsyncOp.run`) use the memory objects; reads of never-written bytes are found there.
-Completion hands over the actor's time: `mbarrier.complete_tx(n, actor.release())`, `mbarrier.arrive(n, actor.release())`.
+Completion hands over the actor's time: `mbarrier.complete_tx(n, actor.release())`, `mbarrier.arrive(n,
+actor.release())`.
 
-Errors: raise `EmulatorError` for what hardware would fault on or what is undefined (the machine adds CTA, warp, role, PTX line and source
-line of `warp.at`); call `warp.report(kind, message)` for findings that do not stop the run. Illegal modifier or descriptor combinations
+Errors: raise `EmulatorError` for what hardware would fault on or what is undefined (the machine adds CTA,
+warp, role, PTX line and source
+line of `warp.at`); call `warp.report(kind, message)` for findings that do not stop the run. Illegal modifier
+or descriptor combinations
 that are visible in the PTX text: raise `EmulatorError` in the binding function.
 
-Addresses: a shared address is uint32, `cta_rank << 24 | offset`; `warp.shared(address)` -> (Cta, offset). A generic address is uint64:
-global addresses are themselves, shared memory is at SHARED_WINDOW + shared address, local memory below LOCAL_LIMIT. Kernel parameters
+Addresses: a shared address is uint32, `cta_rank << 24 | offset`; `warp.shared(address)` -> (Cta, offset). A
+generic address is uint64:
+global addresses are themselves, shared memory is at SHARED_WINDOW + shared address, local memory below
+LOCAL_LIMIT. Kernel parameters
 live in global memory, so a tensor map is 128 bytes at a generic address: `machine.memory.read(address, 128)`.
 """
 
@@ -53,9 +71,21 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
+from mlagen.emu.protocols import (
+    Actor,
+    Checks,
+    Cta,
+    GlobalMemory,
+    Machine,
+    Mbarrier,
+    SharedMemory,
+    Stamp,
+    TensorMemory,
+    Warp,
+    Warpgroup,
+)
 from mlagen.errors import MlagenError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -72,7 +102,9 @@ class EmulatorError(MlagenError, RuntimeError):
 
 
 class UnknownInstruction(EmulatorError):
-    """The emulator has no semantics for an instruction; the message names it, its PTX line and its source line."""
+    """The emulator has no semantics for an instruction; the message names it, its PTX line and its source
+    line.
+    """
 
 
 # ------------------------------------------------------------------ operands as the parser gives them
@@ -139,7 +171,8 @@ Operand: TypeAlias = Reg | Imm | Sym | Vec | Mem | Pair | Not
 class Instruction:
     """One PTX instruction.
 
-    name: the opcode with all modifiers, "mbarrier.try_wait.parity.shared::cta.b64". modifiers: the parts after the first dot.
+    name: the opcode with all modifiers, "mbarrier.try_wait.parity.shared::cta.b64". modifiers: the parts
+    after the first dot.
     pc: index in the function. line: PTX line, 1-based. source: (file, line) from `.loc`, or None.
     """
 
@@ -183,7 +216,9 @@ class Binder(Protocol):
         """A constant array (32,)."""
 
     def address(self, operand: Operand, space: str) -> Expr:
-        """The address of `[...]`: uint32 for "shared" and "tmem" (any `shared::x` too), uint64 for every other space."""
+        """The address of `[...]`: uint32 for "shared" and "tmem" (any `shared::x` too), uint64 for every
+        other space.
+        """
 
     def shared_address(self, operand: Operand) -> Expr:
         """`address(operand, "shared")`; a 64-bit register is narrowed."""
@@ -221,7 +256,9 @@ class Bound:
 
 @dataclass(slots=True)
 class Wait:
-    """Why a warp sleeps. describe() is for the deadlock report; give_up(), if set, is the result on a time-out (try_wait)."""
+    """Why a warp sleeps. describe() is for the deadlock report; give_up(), if set, is the result on a time-
+    out (try_wait).
+    """
 
     ready: Callable[[], bool]
     finish: Callable[[], Array | tuple[Array, ...] | None]
@@ -239,12 +276,16 @@ class AsyncOp:
     ready: Callable[[], bool] | None = None
 
 
-BindingFunction: TypeAlias = Callable[[Instruction, Binder], "Bound | Inline | tuple[Bound | Inline, ...] | None"]
+BindingFunction: TypeAlias = Callable[
+    [Instruction, Binder], "Bound | Inline | tuple[Bound | Inline, ...] | None"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered instruction: the PTX name prefix it handles, the PTX ISA section, the binding function, whether it can block."""
+    """A registered instruction: the PTX name prefix it handles, the PTX ISA section, the binding function,
+    whether it can block.
+    """
 
     name: str
     section: str
@@ -258,9 +299,11 @@ INSTRUCTIONS: dict[str, Entry] = {}
 def instruction(
     *names: str, section: str, blocking: bool = False
 ) -> Callable[[BindingFunction], BindingFunction]:
-    """Register a binding function under PTX names. blocking: `run` may return a `Wait` (the instruction is a basic block of its own).
+    """Register a binding function under PTX names. blocking: `run` may return a `Wait` (the instruction is a
+    basic block of its own).
 
-    A name is a dotted prefix ("cp.async.bulk.tensor"); the longest registered prefix of an instruction's name wins. A binding function
+    A name is a dotted prefix ("cp.async.bulk.tensor"); the longest registered prefix of an instruction's name
+    wins. A binding function
     that returns None says that the instruction has no effect on the emulated state (prefetch, hints).
     """
 
@@ -274,157 +317,38 @@ def instruction(
     return register
 
 
-# ------------------------------------------------------------------ the machine, as instructions see it
-
-
-class Stamp(Protocol):
-    """A point in happens-before time that is handed over; opaque."""
-
-
-class Actor(Protocol):
-    """Somebody who accesses memory: a warp, a pipe, or one asynchronous operation."""
-
-    name: str
-    proxy: Literal["generic", "async"]
-
-    def release(self) -> Stamp:
-        """What this actor did so far, to be handed over."""
-
-    def acquire(self, stamp: Stamp | None) -> None:
-        """From now on this actor comes after what the stamp covers."""
-
-
-class Checks(Protocol):
-    """Race, proxy and initialisation checks; every method is a cheap no-op when its check is off.
-
-    offsets: integer array of any shape, byte offsets of accesses of `width` bytes in the CTA's shared memory; or a slice / range of bytes
-    for a contiguous region (much cheaper).
-    rows, columns: TMEM lanes 0..127 and columns 0..511 (broadcast against each other).
-    """
-
-    def operation(self, issuer: Actor, name: str) -> Actor:
-        """The actor of one asynchronous operation (async proxy) that starts from the issuer's time."""
-
-    def shared_read(self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str) -> None: ...
-
-    def shared_write(self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str) -> None: ...
-
-    def tmem_read(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
-
-    def tmem_write(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
-
-
-class Mbarrier(Protocol):
-    """The state of one mbarrier. Over-arrival and negative transaction counts are errors."""
-
-    phase: int
-
-    def arrive(self, count: int, stamp: Stamp | None) -> None: ...
-
-    def expect_tx(self, n: int) -> None: ...
-
-    def complete_tx(self, n: int, stamp: Stamp | None) -> None: ...
-
-
-class SharedMemory(Protocol):
-    """Shared memory of one CTA; offsets are byte offsets from the CTA's base."""
-
-    size: int
-    data: npt.NDArray[np.uint8]
-
-    def gather(self, offsets: Array, width: int) -> Array:
-        """Unsigned values of `width` (1, 2, 4, 8, 16) bytes, shape of offsets (16: uint64 (..., 2)); bounds, alignment and
-        never-written bytes are checked."""
-
-    def scatter(self, offsets: Array, values: Array, width: int) -> None:
-        """Store unsigned values of `width` bytes (16: uint64 (..., 2)); bounds and alignment are checked."""
-
-
-class TensorMemory(Protocol):
-    """Tensor memory of one CTA: data uint32 (128 lanes, 512 columns), written bool of the same shape, owned bool (512,)."""
-
-    data: npt.NDArray[np.uint32]
-    written: npt.NDArray[np.bool_]
-    owned: npt.NDArray[np.bool_]
-
-
-class GlobalMemory(Protocol):
-    """All global allocations, bounds-checked to the byte."""
-
-    def read(self, address: int, size: int) -> npt.NDArray[np.uint8]:
-        """A copy of `size` bytes."""
-
-    def write(self, address: int, data: npt.NDArray[np.uint8]) -> None: ...
-
-    def gather_rows(self, addresses: Array, size: int) -> npt.NDArray[np.uint8]:
-        """uint8 (n, size) for n addresses."""
-
-    def scatter_rows(self, addresses: Array, data: npt.NDArray[np.uint8]) -> None:
-        """Write uint8 (n, size) to n addresses."""
-
-
-class Cta(Protocol):
-    """One CTA. rank: in its cluster; cluster: all CTAs of the cluster by rank; index: linear index in the grid."""
-
-    rank: int
-    index: int
-    cluster: list[Cta]
-    shared: SharedMemory
-    tmem: TensorMemory
-    tensor_actor: Actor
-    warps: list[Warp]
-
-    def mbarrier(self, offset: int) -> Mbarrier:
-        """The mbarrier at this byte offset; an EmulatorError when none was initialised there."""
-
-
-class Warpgroup(Protocol):
-    """Four warps. `scratch` is a dict for the state of wgmma (pending groups and so on)."""
-
-    warps: list[Warp]
-    actor: Actor
-    scratch: dict[str, Any]
-
-
-class Warp(Protocol):
-    """One warp. inflight: register slots that unfinished wgmmas write; inflight_read: slots that they read. Before a block runs that touches
-    the first or writes the second, on_touch(warp, slots) is called. bulk_actor: pipe actor for reads of shared memory by bulk stores.
-
-    id: in its CTA. registers: by slot, arrays (32,) bool / uint16 / uint32 / uint64, (32, 2) uint64 for b128; replace an
-    entry, never write into one. at: pc of the executing instruction. scratch: a dict for isa modules."""
-
-    id: int
-    cta: Cta
-    machine: Machine
-    warpgroup: Warpgroup
-    actor: Actor
-    registers: list[Array]
-    alive: npt.NDArray[np.bool_]
-    at: int
-    scratch: dict[str, Any]
-    inflight: set[int]
-    inflight_read: set[int]
-    on_touch: Callable[[Warp, frozenset[int]], None] | None
-    bulk_actor: Actor
-
-    def mbarrier(self, address: int, proxy: Literal["generic", "async"] = "generic") -> Mbarrier:
-        """The mbarrier at a shared address, for an operation that is issued now; checks that its initialisation is ordered before and
-        fenced. Asynchronous operations call it at issue with proxy="async" and keep the object."""
-
-    def shared(self, address: int) -> tuple[Cta, int]:
-        """(CTA, offset) of a shared address; an EmulatorError when it names no CTA of the cluster."""
-
-    def report(self, kind: str, message: str) -> None:
-        """A finding of a sanitizer at the executing instruction."""
-
-
-class Machine(Protocol):
-    """The whole launch. scratch: a dict for caches of isa modules (decoded tensor maps by content, address arrays by descriptor)."""
-
-    memory: GlobalMemory
-    checks: Checks
-    scratch: dict[str, Any]
-    exact: bool
-
-    def post(self, op: AsyncOp) -> None:
-        """Hand work to the asynchronous engine."""
+__all__ = [
+    "Actor",
+    "Array",
+    "AsyncOp",
+    "Binder",
+    "BindingFunction",
+    "Bound",
+    "Checks",
+    "Cta",
+    "EmulatorError",
+    "Entry",
+    "Expr",
+    "GlobalMemory",
+    "Imm",
+    "Inline",
+    "Instruction",
+    "Machine",
+    "Mbarrier",
+    "Mem",
+    "Not",
+    "Operand",
+    "Pair",
+    "Reg",
+    "Result",
+    "SharedMemory",
+    "Stamp",
+    "Sym",
+    "TensorMemory",
+    "UnknownInstruction",
+    "Vec",
+    "Wait",
+    "Warp",
+    "Warpgroup",
+    "instruction",
+]

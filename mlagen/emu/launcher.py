@@ -1,6 +1,7 @@
 """The last hop on a CPU: the same plan, parameters and tensor maps as on a GPU, with tensors in host memory.
 
-`EmulatorLauncher` is a `mlagen.runtime.Launcher`. The plan supplies names, the launch shape and the layout of the parameters; counts, bytes,
+`EmulatorLauncher` is a `mlagen.runtime.Launcher`. The plan supplies names, the launch shape and the layout of
+the parameters; counts, bytes,
 swizzles and layouts come from the PTX and from the tensor maps.
 """
 
@@ -37,7 +38,9 @@ _ELEMENTS = {DType.BF16: ElementType.BFLOAT16, DType.FP16: ElementType.FLOAT16}
 
 @dataclass(slots=True)
 class HostRegion:
-    """Bytes of host memory that a launch may touch. written=False: their content is poison until the kernel writes it."""
+    """Bytes of host memory that a launch may touch. written=False: their content is poison until the kernel
+    writes it.
+    """
 
     name: str
     address: int
@@ -68,7 +71,9 @@ class EmulatorLauncher:
         results: of every launch, in order.
     """
 
-    def __init__(self, options: EmulatorOptions | None = None, ptx: Callable[[KernelSpec], str] | None = None) -> None:
+    def __init__(
+        self, options: EmulatorOptions | None = None, ptx: Callable[[KernelSpec], str] | None = None
+    ) -> None:
         self.options = options or EmulatorOptions()
         self.results: list[LaunchResult] = []
         self._ptx = ptx or _built_ptx
@@ -116,11 +121,18 @@ class EmulatorLauncher:
             HostRegion("count", count, 4, copy_back=True),
         ]
         space = _AddressSpace(self._emulator(spec), regions)
-        moved = _Moved(problem, {name: space.translate(address) for name, address in problem.pointers.items()})
+        moved = _Moved(
+            problem, {name: space.translate(address) for name, address in problem.pointers.items()}
+        )
         values: dict[str, int | float] = {f.name: 0 for f in plan.params}
         values |= layout_values(problem.layout, shape)
         values |= call_values(moved, out=0, lse=0, workspace=0, partial_lse_offset=0, counters=0)  # type: ignore[arg-type]
-        args: list[Any] = [bytes(packer(plan.params)(**values)), space.translate(rows), space.translate(count), capacity]
+        args: list[Any] = [
+            bytes(packer(plan.params)(**values)),
+            space.translate(rows),
+            space.translate(count),
+            capacity,
+        ]
         self._launch(space, plan, _entry(plan, "_schedule"), shape.ctas, args)
 
     # ---- parts
@@ -135,7 +147,9 @@ class EmulatorLauncher:
             text = self._texts[spec] = self._ptx(spec)
         return Emulator(text)
 
-    def _regions(self, spec: KernelSpec, problem: Problem, outputs: Outputs, shape: LaunchShape) -> list[HostRegion]:
+    def _regions(
+        self, spec: KernelSpec, problem: Problem, outputs: Outputs, shape: LaunchShape
+    ) -> list[HostRegion]:
         layout = problem.layout
         inputs = [r for r in _tensor_regions(problem) if r.name not in ("out", "lse", "workspace")]
         heads = layout.batch * layout.s_q * layout.h_q

@@ -34,7 +34,8 @@ Dim3 = tuple[int, int, int]
 class LaunchConfig:
     """How a kernel is launched.
 
-    dynamic_shared: bytes. schedule: a name for `Schedule.parse`. fail_on_findings: raise SanitizerError at the end. exact: tensor-core
+    dynamic_shared: bytes. schedule: a name for `Schedule.parse`. fail_on_findings: raise SanitizerError at
+    the end. exact: tensor-core
     products in the bit-exact model; otherwise float32 matmul.
     """
 
@@ -53,7 +54,13 @@ class Machine:
     """One launch of one kernel."""
 
     def __init__(
-        self, module: Module, function: Function, memory: GlobalMemory, params: bytes, config: LaunchConfig, program: Program | None = None
+        self,
+        module: Module,
+        function: Function,
+        memory: GlobalMemory,
+        params: bytes,
+        config: LaunchConfig,
+        program: Program | None = None,
     ) -> None:
         self.memory = memory
         self.names = config.names
@@ -89,7 +96,12 @@ class Machine:
         self.checks = Checks(self, self.config.checks, self.domain)
         self.ctas: list[Cta] = []
         self.clusters: list[Cluster] = []
-        outer = [(x, y, z) for z in range(grid[2] // cluster[2]) for y in range(grid[1] // cluster[1]) for x in range(grid[0] // cluster[0])]
+        outer = [
+            (x, y, z)
+            for z in range(grid[2] // cluster[2])
+            for y in range(grid[1] // cluster[1])
+            for x in range(grid[0] // cluster[0])
+        ]
         inner = [(x, y, z) for z in range(cluster[2]) for y in range(cluster[1]) for x in range(cluster[0])]
         for origin in outer:
             members: list[Cta] = []
@@ -108,7 +120,9 @@ class Machine:
         cta.warps = [Warp(self, cta, i, threads) for i in range(-(-threads // 32))]
         for first in range(0, len(cta.warps), 4):
             group = cta.warps[first : first + 4]
-            actor = self.domain.actor(f"wgmma of CTA {cta.index} warps {first}..{first + len(group) - 1}", "async")
+            actor = self.domain.actor(
+                f"wgmma of CTA {cta.index} warps {first}..{first + len(group) - 1}", "async"
+            )
             warpgroup = Warpgroup(group, actor)
             cta.warpgroups.append(warpgroup)
             for warp in group:
@@ -156,7 +170,9 @@ class Machine:
     # ---- the main loop
 
     def run(self) -> Findings:
-        """Run to the end. EmulatorError on undefined behaviour, SanitizerError for findings (see LaunchConfig)."""
+        """Run to the end. EmulatorError on undefined behaviour, SanitizerError for findings (see
+        LaunchConfig).
+        """
         with np.errstate(all="ignore"):
             self._run()
         if self.config.fail_on_findings and self.findings.errors:
@@ -172,9 +188,7 @@ class Machine:
             self.schedule.end_of_round(self)
             live = [w for w in live if not w.done]
             self.rounds += 1
-            if self.progress != before:
-                idle = 0
-            elif self.run_async(limit=1):
+            if self.progress != before or self.run_async(limit=1):
                 idle = 0
             elif live and not any(w.id in self.schedule.starved and w.ready() for w in live):
                 idle += 1
@@ -182,7 +196,9 @@ class Machine:
         while self.run_async(limit=1 << 30):
             pass
         if len(self.engine):
-            raise EmulatorError(f"asynchronous work never became ready: {', '.join(self.engine.pending()[:5])}")
+            raise EmulatorError(
+                f"asynchronous work never became ready: {', '.join(self.engine.pending()[:5])}"
+            )
 
     def _turn(self, warp: Warp) -> None:
         """One warp's turn."""
@@ -198,7 +214,11 @@ class Machine:
         try:
             self._slice(warp, self.schedule.quantum(warp))
         except EmulatorError as error:
-            raise type(error)(f"{error}\n    at {self.location(warp)}") if not isinstance(error, SanitizerError) else error from None
+            raise (
+                type(error)(f"{error}\n    at {self.location(warp)}")
+                if not isinstance(error, SanitizerError)
+                else error
+            ) from None
         warp.quantum = 0 if self.progress != before else SPIN_QUANTUM
         self.current = None
         self.schedule.between(self)
@@ -258,7 +278,9 @@ class Machine:
             warp.on_touch(warp, frozenset(bad))
 
     def _choose(self, warp: Warp) -> Group | None:
-        """The group to run next: lowest pc first, equal pcs merged; sleeping groups wake up. None when all sleep."""
+        """The group to run next: lowest pc first, equal pcs merged; sleeping groups wake up. None when all
+        sleep.
+        """
         groups = warp.groups
         if not groups:
             self._exit(warp)
@@ -338,11 +360,20 @@ class Machine:
         for warp in live:
             for group in warp.groups:
                 warp.at = min(group.pc, len(self.program.instructions) - 1)
-                what = group.wait.describe() if group.wait is not None else "runs in circles without changing anything"
+                what = (
+                    group.wait.describe()
+                    if group.wait is not None
+                    else "runs in circles without changing anything"
+                )
                 place = describe(self.program.instructions[warp.at])
                 lanes = "" if group.full else f" lanes {np.nonzero(group.mask)[0].tolist()}"
-                seen.setdefault(f"{what}\n      at {place}", []).append(self.names.warp(warp.cta.index, warp.id) + lanes)
-        lines = [f"  {', '.join(who[:6])}{f' and {len(who) - 6} more' if len(who) > 6 else ''}: {what}" for what, who in seen.items()]
+                seen.setdefault(f"{what}\n      at {place}", []).append(
+                    self.names.warp(warp.cta.index, warp.id) + lanes
+                )
+        lines = [
+            f"  {', '.join(who[:6])}{f' and {len(who) - 6} more' if len(who) > 6 else ''}: {what}"
+            for what, who in seen.items()
+        ]
         pending = self.engine.pending()
         if pending:
             lines.append(f"  asynchronous work that is not ready: {', '.join(pending[:8])}")
@@ -359,8 +390,12 @@ def _bytes(data: bytes, least: int) -> Array:
     return np.frombuffer(data.ljust(least, b"\0"), np.uint8)
 
 
-def _layout(module: Module, function: Function, memory: GlobalMemory, config: LaunchConfig) -> tuple[Symbols, int, int]:
-    """Place variables: shared ones after the reserved bytes, dynamic shared memory last; global ones in the arena."""
+def _layout(
+    module: Module, function: Function, memory: GlobalMemory, config: LaunchConfig
+) -> tuple[Symbols, int, int]:
+    """Place variables: shared ones after the reserved bytes, dynamic shared memory last; global ones in the
+    arena.
+    """
     symbols = Symbols()
     symbols.params = function.param_offsets()
     position, local = RESERVED_SHARED, 0
@@ -380,15 +415,12 @@ def _layout(module: Module, function: Function, memory: GlobalMemory, config: La
             symbols.call_params[variable.name] = 0
         elif not variable.external:
             data = np.frombuffer(variable.initial.ljust(variable.size, b"\0"), np.uint8)
-            symbols.globals[variable.name] = memory.allocate_array(max(variable.size, 1), variable.name, data, max(variable.align, 16))
+            symbols.globals[variable.name] = memory.allocate_array(
+                max(variable.size, 1), variable.name, data, max(variable.align, 16)
+            )
     align = max([v.align for v in dynamic] + [16])
     position = -(-position // align) * align
     for variable in dynamic:
         symbols.shared[variable.name] = position
     config.names.dynamic_base = position
     return symbols, position + config.dynamic_shared, local
-
-
-
-
-

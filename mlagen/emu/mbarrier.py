@@ -17,7 +17,8 @@ MAX_COUNT = (1 << 20) - 1
 class Mbarrier:
     """Counts arrivals and bytes; a phase completes when both are done.
 
-    stamp gathers the time of all arrivals of the current phase, released is the stamp of the last complete phase. waiters: for each
+    stamp gathers the time of all arrivals of the current phase, released is the stamp of the last complete
+    phase. waiters: for each
     actor that saw the last complete phase, its time when it did (used to find waits whose parity may alias).
     """
 
@@ -25,7 +26,9 @@ class Mbarrier:
 
     def __init__(self, cta: Cta, offset: int, count: int) -> None:
         if not 1 <= count <= MAX_COUNT:
-            raise EmulatorError(f"mbarrier.init of {cta.machine.names.shared(offset)} with count {count}, 1..{MAX_COUNT} allowed")
+            raise EmulatorError(
+                f"mbarrier.init of {cta.machine.names.shared(offset)} with count {count}, 1..{MAX_COUNT} allowed"
+            )
         self.cta = cta
         self.offset = offset
         self.count = count
@@ -105,7 +108,9 @@ class Mbarrier:
             raise EmulatorError(f"every participant dropped out of {self.name}")
 
     def _check_alias(self, stamp: Stamp) -> None:
-        """Who saw the phase before must come before the completion of this one; else parity can run around it."""
+        """Who saw the phase before must come before the completion of this one; else parity can run around
+        it.
+        """
         for index, (time, name) in self.waiters.items():
             if stamp.clock[index] < time:
                 self.cta.machine.report(

@@ -1,6 +1,7 @@
 """Memory spaces: a checked store of bytes, and what global, shared, tensor and local memory add to it.
 
-Every byte has a state: not allocated, allocated and never written, written, or part of an mbarrier. A load or a store looks at the state
+Every byte has a state: not allocated, allocated and never written, written, or part of an mbarrier. A load or
+a store looks at the state
 of all its bytes at once; only when something is wrong does it look for what.
 """
 
@@ -33,7 +34,8 @@ _STORE_OK = {w: _repeat(UNWRITTEN, w) for w in _WIDTHS}
 class ByteStore:
     """Bytes with a state each. Offsets are byte offsets.
 
-    on_unwritten(offset) is called, once per access, when bytes are read that nobody wrote; None switches this check off.
+    on_unwritten(offset) is called, once per access, when bytes are read that nobody wrote; None switches this
+    check off.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -66,7 +68,9 @@ class ByteStore:
             raise EmulatorError(f"misaligned access of {total} bytes at {self.where(bad)}")
         top = int(offsets.max())
         if top + total > self.size:
-            raise EmulatorError(f"access of {total} bytes out of bounds at {self.where(top)} (size {self.size})")
+            raise EmulatorError(
+                f"access of {total} bytes out of bounds at {self.where(top)} (size {self.size})"
+            )
         return offsets >> offsets.dtype.type(_SHIFT[width])
 
     def load(self, offsets: Array, width: int, vector: int = 1) -> list[Array]:
@@ -100,7 +104,9 @@ class ByteStore:
         if (states == FREE).any():
             raise EmulatorError(f"{verb} unallocated memory at {self.where(int(offsets[states == FREE][0]))}")
         if (states == MBARRIER).any():
-            raise EmulatorError(f"{verb} the bytes of a live mbarrier at {self.where(int(offsets[states == MBARRIER][0]))}")
+            raise EmulatorError(
+                f"{verb} the bytes of a live mbarrier at {self.where(int(offsets[states == MBARRIER][0]))}"
+            )
         if not store and self.on_unwritten is not None:
             self.on_unwritten(int(offsets[states == UNWRITTEN][0]))
 
@@ -150,7 +156,9 @@ class TensorMemory:
 
 
 class GlobalMemory(ByteStore):
-    """All global allocations in one arena; addresses start at GLOBAL_BASE, and free bytes lie between allocations."""
+    """All global allocations in one arena; addresses start at GLOBAL_BASE, and free bytes lie between
+    allocations.
+    """
 
     GAP = 512
     base = GLOBAL_BASE
@@ -162,7 +170,10 @@ class GlobalMemory(ByteStore):
 
     def where(self, offset: int) -> str:
         """The address, and the allocation it is in or next to."""
-        nearest = [(max(start - offset, offset - start - size + 1, 0), start, name) for start, size, name in self.names]
+        nearest = [
+            (max(start - offset, offset - start - size + 1, 0), start, name)
+            for start, size, name in self.names
+        ]
         if not nearest:
             return f"global 0x{GLOBAL_BASE + offset:x}"
         distance, start, name = min(nearest)
@@ -236,7 +247,9 @@ class LocalMemory:
 
     def _index(self, offsets: Array, width: int, vector: int) -> Array:
         if offsets.size and int(offsets.max()) + width * vector > self.size:
-            raise EmulatorError(f"local memory access out of bounds at 0x{int(offsets.max()):x} (size {self.size})")
+            raise EmulatorError(
+                f"local memory access out of bounds at 0x{int(offsets.max()):x} (size {self.size})"
+            )
         if (offsets & offsets.dtype.type(width * vector - 1)).any():
             raise EmulatorError("misaligned local memory access")
         index: Array = (offsets >> offsets.dtype.type(_SHIFT[width])).astype(np.int64)

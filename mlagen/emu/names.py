@@ -24,7 +24,8 @@ class Region:
 class Names:
     """What a plan calls things. dynamic_base is set by the machine: where dynamic shared memory starts.
 
-    roles: (name, first warp, warps). named_barriers: hardware barrier id -> name. arrivers: barrier name -> who arrives.
+    roles: (name, first warp, warps). named_barriers: hardware barrier id -> name. arrivers: barrier name ->
+    who arrives.
     """
 
     regions: tuple[Region, ...] = ()
@@ -36,7 +37,9 @@ class Names:
     @classmethod
     def from_plan(cls, plan: Plan) -> Names:
         """The names of a plan's tables."""
-        regions = tuple(Region(r.name, r.offset, r.nbytes, max(r.itemsize, 1), r.count > 1) for r in plan.smem)
+        regions = tuple(
+            Region(r.name, r.offset, r.nbytes, max(r.itemsize, 1), r.count > 1) for r in plan.smem
+        )
         return cls(
             regions=regions,
             roles=tuple((r.name, r.first_warp, r.warps) for r in plan.roles),

@@ -33,7 +33,7 @@ class _Parser:
         while position < len(text):
             found = _TOKEN.match(text, position)
             if not found:
-                raise EmulatorError(f"cannot read operand text {text[position:position + 40]!r}")
+                raise EmulatorError(f"cannot read operand text {text[position : position + 40]!r}")
             self.tokens.append((found.lastgroup or "", found.group(found.lastgroup or 0)))
             position = found.end()
         self.next = 0

@@ -23,7 +23,9 @@ def semantics(modifiers: Iterable[str]) -> str:
 
 
 def strong_store(warp: Warp, keys: Iterable[Any], kind: str) -> None:
-    """Hand this warp's time over at locations (keys): all of it for a release, what the last fence covered for a relaxed access."""
+    """Hand this warp's time over at locations (keys): all of it for a release, what the last fence covered
+    for a relaxed access.
+    """
     if kind in ("release", "acq_rel", "sc"):
         stamp: Stamp | None = warp.actor.release()
     else:

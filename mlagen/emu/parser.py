@@ -1,7 +1,9 @@
 """PTX text -> `ptx.Module`.
 
-Reads what compilers write and what people put into inline asm: nested `{ }` scopes with local registers and labels, `.loc` with
-`inlined_at`, parameters with alignment, variables with initialisers. PTX ISA sections 4 (syntax) and 5 (state spaces, types, variables).
+Reads what compilers write and what people put into inline asm: nested `{ }` scopes with local registers and
+labels, `.loc` with
+`inlined_at`, parameters with alignment, variables with initialisers. PTX ISA sections 4 (syntax) and 5 (state
+spaces, types, variables).
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from mlagen.emu.types import size_of
 _COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|/\*.*?\*/|//[^\n]*', re.S)
 _SPACE = re.compile(r"\s*")
 _HEAD = re.compile(r"((?:\.(?:visible|weak|extern|common)\s+)*)\.(entry|func)\b")
-_SIGNATURE = re.compile(r"(?:\((?P<returns>[^)]*)\)\s*)?(?P<name>[\w$]+)\s*(?:\((?P<params>.*?)\))?(?P<rest>[^()]*)$", re.S)
+_SIGNATURE = re.compile(
+    r"(?:\((?P<returns>[^)]*)\)\s*)?(?P<name>[\w$]+)\s*(?:\((?P<params>.*?)\))?(?P<rest>[^()]*)$", re.S
+)
 _LABEL = re.compile(r"([$A-Za-z_][\w$]*)\s*:(?!:)")
 _PREDICATE = re.compile(r"@\s*(!?)\s*([%\w$]+)\s+")
 _OPCODE = re.compile(r"([a-z_]\w*(?:(?:\.|::)\w+)*)\s*")
@@ -96,7 +100,9 @@ class _ModuleParser:
             return _closing_brace(text, text.index("{", position))
         end = text.find(";", position)
         if end < 0:
-            raise EmulatorError(f"line {self.line_at(position)}: unreadable text {text[position:position + 60]!r}")
+            raise EmulatorError(
+                f"line {self.line_at(position)}: unreadable text {text[position : position + 60]!r}"
+            )
         variable = _variable(text[position:end].strip())
         if variable is not None:
             self.module.variables.append(variable)
@@ -199,7 +205,9 @@ class _BodyParser:
             return
         if text.startswith(".branchtargets"):
             names = tuple(part.strip() for part in text[len(".branchtargets") :].split(","))
-            label = next(k for k, v in reversed(self.function.labels.items()) if v == len(self.function.instructions))
+            label = next(
+                k for k, v in reversed(self.function.labels.items()) if v == len(self.function.instructions)
+            )
             self.function.tables[label] = names
             return
         variable = _variable(text)
@@ -241,7 +249,9 @@ class _BodyParser:
         if name.startswith("bra") and scope.parent is not None:
             self.branches.append((pc, scope))
         self.function.instructions.append(
-            Instruction(name, tuple(name.split(".")[1:]), operands, pc, self.line, self.location, predicate, negated)
+            Instruction(
+                name, tuple(name.split(".")[1:]), operands, pc, self.line, self.location, predicate, negated
+            )
         )
 
     def resolve_branches(self) -> None:
@@ -292,7 +302,9 @@ def _variable(text: str) -> Variable | None:
     if dims == [""] and initial:
         count = len(initial) // size_of(found["type"])
     align = int(found["align"] or size_of(found["type"]))
-    return Variable(found["name"], found["space"], found["type"], count, align, ".extern" in found["ext"], initial)
+    return Variable(
+        found["name"], found["space"], found["type"], count, align, ".extern" in found["ext"], initial
+    )
 
 
 def _initial(text: str, ptx_type: str) -> bytes:

@@ -12,7 +12,8 @@ from mlagen.emu.types import size_of
 class Variable:
     """A declared variable or parameter.
 
-    space: param, shared, local, global or const. count: elements; 0 for `name[]`. initial: the bytes of an initialiser.
+    space: param, shared, local, global or const. count: elements; 0 for `name[]`. initial: the bytes of an
+    initialiser.
     """
 
     name: str
@@ -33,7 +34,8 @@ class Variable:
 class Function:
     """An entry (or a declared device function, which has no instructions).
 
-    registers: declared name or prefix -> type (`%r` for `.reg .b32 %r<9>`). labels: name -> index of the next instruction.
+    registers: declared name or prefix -> type (`%r` for `.reg .b32 %r<9>`). labels: name -> index of the next
+    instruction.
     directives: `.maxntid`, `.reqnctapercluster` ... as written.
     """
 
@@ -92,5 +94,7 @@ class Module:
         if not found and name is not None:
             found = [f for f in entries if name in f.name]
         if len(found) != 1:
-            raise EmulatorError(f"entry {name!r} not found; the module has {', '.join(f.name for f in entries) or 'none'}")
+            raise EmulatorError(
+                f"entry {name!r} not found; the module has {', '.join(f.name for f in entries) or 'none'}"
+            )
         return found[0]

@@ -1,4 +1,6 @@
-"""In which order warps run and asynchronous work is done. Every schedule is legal; a correct kernel gives the same result on all."""
+"""In which order warps run and asynchronous work is done. Every schedule is legal; a correct kernel gives the
+same result on all.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SPIN_QUANTUM = 6
 
 
 class AsyncEngine:
-    """Work that was issued and not done. Ops with a queue key run in order of that queue, the others in any order."""
+    """Work that was issued and not done. Ops with a queue key run in order of that queue, the others in any
+    order.
+    """
 
     def __init__(self) -> None:
         self.loose: list[AsyncOp] = []
@@ -62,8 +66,10 @@ class AsyncEngine:
 class Schedule:
     """A schedule, from its name.
 
-    eager: work is done when it is issued. lazy: only when no warp can run. random:SEED: warps in random order, work at random times.
-    starve:ROLE[:SEED]: warps of a role (or with a number) hardly ever run while others can. lockstep: one block per warp and turn.
+    eager: work is done when it is issued. lazy: only when no warp can run. random:SEED: warps in random
+    order, work at random times.
+    starve:ROLE[:SEED]: warps of a role (or with a number) hardly ever run while others can. lockstep: one
+    block per warp and turn.
     """
 
     name: str
@@ -75,7 +81,9 @@ class Schedule:
         """`eager`, `lazy`, `random:7`, `starve:load`, `lockstep`."""
         kind, _, argument = text.partition(":")
         if kind not in ("eager", "lazy", "random", "starve", "lockstep"):
-            raise EmulatorError(f"unknown schedule {text!r}: eager, lazy, random:SEED, starve:ROLE or lockstep would work")
+            raise EmulatorError(
+                f"unknown schedule {text!r}: eager, lazy, random:SEED, starve:ROLE or lockstep would work"
+            )
         seed = 0
         starved: frozenset[int] = frozenset()
         if kind == "random":
@@ -118,9 +126,9 @@ class Schedule:
             return
         if self.name == "eager":
             machine.run_async(limit=1 << 30)
-        elif self.name == "random" and self.random.random() < 0.3:
-            machine.run_async(limit=1)
-        elif self.name == "starve" and self.random.random() < 0.1:
+        elif (self.name == "random" and self.random.random() < 0.3) or (
+            self.name == "starve" and self.random.random() < 0.1
+        ):
             machine.run_async(limit=1)
 
     def end_of_round(self, machine: Machine) -> None:

@@ -59,7 +59,15 @@ def apply_scalar(operation: str, kind: str, old: Array, a: Array, b: Array | Non
 
 
 def run_atomic(
-    operation: str, kind: str, space: str, vector: int, strong: str, warp: Warp, lanes: Array, address: Array, *sources: Array
+    operation: str,
+    kind: str,
+    space: str,
+    vector: int,
+    strong: str,
+    warp: Warp,
+    lanes: Array,
+    address: Array,
+    *sources: Array,
 ) -> Array | tuple[Array, ...]:
     """Lane by lane, lowest first; the old values."""
     width = size_of(kind)
@@ -92,7 +100,14 @@ def run_atomic(
 
 
 def run_generic(
-    operation: str, kind: str, vector: int, strong: str, warp: Warp, lanes: Array, address: Array, *sources: Array
+    operation: str,
+    kind: str,
+    vector: int,
+    strong: str,
+    warp: Warp,
+    lanes: Array,
+    address: Array,
+    *sources: Array,
 ) -> Array | tuple[Array, ...]:
     """An atomic on a generic address; all lanes must be in one state space."""
     space = "shared" if int(address[np.nonzero(lanes)[0][0]]) >> 44 == 6 else "global"

@@ -30,15 +30,21 @@ def _uniform(value: Array, lanes: Array, what: str) -> int:
 
 
 def _join(warp: Warp, lanes: Array, number: int, threads: int | None) -> tuple[NamedBarrier, int]:
-    """Arrive at a named barrier; a warp counts when all its live lanes have arrived. Gives the barrier and the phase before."""
+    """Arrive at a named barrier; a warp counts when all its live lanes have arrived. Gives the barrier and
+    the phase before.
+    """
     cta = warp.cta
     if not 0 <= number < 16:
         raise EmulatorError(f"named barrier {number}, 0..15 exist")
     if threads is not None and (threads % 32 or not 0 < threads <= 32 * len(cta.warps)):
-        raise EmulatorError(f"{warp.machine.names.named_barrier(number)} for {threads} threads: a multiple of 32 up to the block is needed")
+        raise EmulatorError(
+            f"{warp.machine.names.named_barrier(number)} for {threads} threads: a multiple of 32 up to the block is needed"
+        )
     barrier = cta.named.setdefault(number, NamedBarrier())
     if barrier.arrived and barrier.threads != threads:
-        raise EmulatorError(f"{warp.machine.names.named_barrier(number)} is used with {barrier.threads} and {threads} threads in one phase")
+        raise EmulatorError(
+            f"{warp.machine.names.named_barrier(number)} is used with {barrier.threads} and {threads} threads in one phase"
+        )
     barrier.threads = threads
     phase = barrier.phase
     seen = barrier.lanes.get(warp.id)
@@ -73,13 +79,22 @@ def run_sync(has_count: bool, warp: Warp, lanes: Array, number: Array, threads: 
     return Wait(lambda: barrier.phase != phase, lambda: warp.actor.acquire(barrier.released), describe)
 
 
-@instruction("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", section="9.7.13.1 bar, barrier")
+@instruction(
+    "bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", section="9.7.13.1 bar, barrier"
+)
 def bar_arrive(ins: Instruction, bind: Binder) -> Bound:
     """Arrive at a named barrier without waiting."""
     return Bound(run_arrive, (bind.value(ins.operands[0], "u32"), bind.value(ins.operands[1], "u32")))
 
 
-@instruction("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", section="9.7.13.1 bar, barrier", blocking=True)
+@instruction(
+    "bar.sync",
+    "bar.cta.sync",
+    "barrier.sync",
+    "barrier.cta.sync",
+    section="9.7.13.1 bar, barrier",
+    blocking=True,
+)
 def bar_sync(ins: Instruction, bind: Binder) -> Bound:
     """Arrive at a named barrier and wait."""
     has_count = len(ins.operands) > 1
@@ -87,7 +102,9 @@ def bar_sync(ins: Instruction, bind: Binder) -> Bound:
     return Bound(partial(run_sync, has_count), (bind.value(ins.operands[0], "u32"), count))
 
 
-def run_reduce(operation: str, has_count: bool, warp: Warp, lanes: Array, number: Array, threads: Array, predicate: Array) -> Wait:
+def run_reduce(
+    operation: str, has_count: bool, warp: Warp, lanes: Array, number: Array, threads: Array, predicate: Array
+) -> Wait:
     """bar.red: a barrier that also reduces a predicate over all threads."""
     which = _uniform(number, lanes, "barrier number")
     sums = warp.cta.scratch.setdefault("bar.red", {})
@@ -107,7 +124,9 @@ def run_reduce(operation: str, has_count: bool, warp: Warp, lanes: Array, number
     return Wait(wait.ready, finish, wait.describe)
 
 
-@instruction("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", section="9.7.13.1 bar.red", blocking=True)
+@instruction(
+    "bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", section="9.7.13.1 bar.red", blocking=True
+)
 def bar_red(ins: Instruction, bind: Binder) -> Bound:
     """Barrier with a reduction of a predicate."""
     operation = next(m for m in ins.modifiers if m in ("popc", "and", "or"))
@@ -205,7 +224,9 @@ def run_fence_proxy(warp: Warp, lanes: Array) -> None:
     warp.machine.checks.proxy_fence(warp.cta.cluster, warp.actor)
 
 
-@instruction("membar", "fence.acq_rel", "fence.sc", "fence.acquire", "fence.release", section="9.7.13.4 membar, fence")
+@instruction(
+    "membar", "fence.acq_rel", "fence.sc", "fence.acquire", "fence.release", section="9.7.13.4 membar, fence"
+)
 def fence(ins: Instruction, bind: Binder) -> Bound:
     """Memory fence."""
     if "proxy" in ins.modifiers:

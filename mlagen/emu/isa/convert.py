@@ -20,7 +20,9 @@ def _rounding(ins: Instruction, default: str = "rn") -> str:
 
 @helper
 def to_integer(x: Array, rounding: str, kind: str) -> Array:
-    """Float to integer: rounded, clamped to the range, NaN to zero (32 bits and less) or to the smallest number."""
+    """Float to integer: rounded, clamped to the range, NaN to zero (32 bits and less) or to the smallest
+    number.
+    """
     target = NUMPY[kind]
     info = np.iinfo(target)
     rounded = _ROUND[rounding](x.astype(np.float64))
@@ -47,13 +49,17 @@ def clamp_integer(x: Array, kind: str) -> Array:
 @helper
 def f16_pair(high: Array, low: Array, rounding: str, relu: bool) -> Array:
     """Two float32 as f16x2, the first in the high half."""
-    return pack([numerics.f32_to_fp16(low, rounding, relu), numerics.f32_to_fp16(high, rounding, relu)], np.uint32)
+    return pack(
+        [numerics.f32_to_fp16(low, rounding, relu), numerics.f32_to_fp16(high, rounding, relu)], np.uint32
+    )
 
 
 @helper
 def bf16_pair(high: Array, low: Array, rounding: str, relu: bool) -> Array:
     """Two float32 as bf16x2, the first in the high half."""
-    return pack([numerics.f32_to_bf16(low, rounding, relu), numerics.f32_to_bf16(high, rounding, relu)], np.uint32)
+    return pack(
+        [numerics.f32_to_bf16(low, rounding, relu), numerics.f32_to_bf16(high, rounding, relu)], np.uint32
+    )
 
 
 @helper
@@ -101,7 +107,11 @@ def _to_pair(ins: Instruction, bind: Binder, kind: str) -> Inline:
             high, low = f"np.maximum({high},f32(0))", f"np.maximum({low},f32(0))"
         return Inline(f"byte_pair({name}({high}),{name}({low}))", "b16", ins.operands[0])
     if kind == "ue8m0x2":
-        return Inline(f"byte_pair(f32_to_ue8m0({high},{rounding!r}),f32_to_ue8m0({low},{rounding!r}))", "b16", ins.operands[0])
+        return Inline(
+            f"byte_pair(f32_to_ue8m0({high},{rounding!r}),f32_to_ue8m0({low},{rounding!r}))",
+            "b16",
+            ins.operands[0],
+        )
     raise UnknownInstruction(kind)
 
 
@@ -110,16 +120,28 @@ def _from_pair(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline
     code = bind.value(ins.operands[1], "b16").code
     if source in ("e4m3x2", "e5m2x2") and kind == "f16x2":
         name = f"{source[:-2]}_to_f32"
-        return Inline(f"f16_pair({name}(high_byte({code})),{name}(low_byte({code})),'rn',{'relu' in ins.modifiers})", kind, ins.operands[0])
+        return Inline(
+            f"f16_pair({name}(high_byte({code})),{name}(low_byte({code})),'rn',{'relu' in ins.modifiers})",
+            kind,
+            ins.operands[0],
+        )
     if source == "ue8m0x2" and kind == "bf16x2":
-        return Inline(f"bf16_pair(ue8m0_to_f32(high_byte({code})),ue8m0_to_f32(low_byte({code})),'rz',False)", kind, ins.operands[0])
+        return Inline(
+            f"bf16_pair(ue8m0_to_f32(high_byte({code})),ue8m0_to_f32(low_byte({code})),'rz',False)",
+            kind,
+            ins.operands[0],
+        )
     raise UnknownInstruction(source)
 
 
 def _to_float(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline:
     """Float or integer to a scalar float."""
     rounding = _rounding(ins)
-    code = f"as_bf16({bind.value(ins.operands[1], 'bf16').code})" if source == "bf16" else bind.value(ins.operands[1], source).code
+    code = (
+        f"as_bf16({bind.value(ins.operands[1], 'bf16').code})"
+        if source == "bf16"
+        else bind.value(ins.operands[1], source).code
+    )
     if "ftz" in ins.modifiers and source == "f32":
         code = f"flush({code})"
     if kind in ("bf16", "f16"):
@@ -127,7 +149,11 @@ def _to_float(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline:
             name = "f32_to_bf16" if kind == "bf16" else "f32_to_fp16"
             relu = "relu" in ins.modifiers
             return Inline(f"{name}({code}.astype(f32),{rounding!r},{relu})", "b16", ins.operands[0])
-        return Inline(f"f32_to_bf16({code}.astype(f32))" if kind == "bf16" else f"{code}.astype(f16).view(u16)", "b16", ins.operands[0])
+        return Inline(
+            f"f32_to_bf16({code}.astype(f32))" if kind == "bf16" else f"{code}.astype(f16).view(u16)",
+            "b16",
+            ins.operands[0],
+        )
     integral = [m for m in ins.modifiers if m in _ROUND]
     if integral:
         code = f"np.{_ROUND[integral[0]].__name__}({code})"
@@ -146,8 +172,12 @@ def round_toward(x: Array, rounding: str, kind: type) -> Array:
     back, exact = near.astype(np.float64), x.astype(np.float64)
     down = rounding == "rm" or rounding == "rz"
     too_high = (back > exact) & (np.full(x.shape, rounding == "rm") | (down & (exact > 0)))
-    too_low = (back < exact) & (np.full(x.shape, rounding == "rp") | (np.full(x.shape, rounding == "rz") & (exact < 0)))
-    result: Array = np.where(too_high, np.nextafter(near, kind(-np.inf)), np.where(too_low, np.nextafter(near, kind(np.inf)), near))
+    too_low = (back < exact) & (
+        np.full(x.shape, rounding == "rp") | (np.full(x.shape, rounding == "rz") & (exact < 0))
+    )
+    result: Array = np.where(
+        too_high, np.nextafter(near, kind(-np.inf)), np.where(too_low, np.nextafter(near, kind(np.inf)), near)
+    )
     return result
 
 
@@ -165,7 +195,11 @@ def cvt(ins: Instruction, bind: Binder) -> Inline:
         code = bind.value(ins.operands[1], "f16x2").code
         name = f"f32_to_{kind[:-2]}"
         halves = f"{code}.view(f16)"
-        return Inline(f"byte_pair({name}({halves}[1::2].astype(f32)),{name}({halves}[0::2].astype(f32)))", "b16", ins.operands[0])
+        return Inline(
+            f"byte_pair({name}({halves}[1::2].astype(f32)),{name}({halves}[0::2].astype(f32)))",
+            "b16",
+            ins.operands[0],
+        )
     if kind == "tf32" and source == "f32":
         rounded = f"(({bind.value(ins.operands[1], 'b32').code}+u32(0x1000))&u32(0xffffe000))"
         return Inline(rounded, "b32", ins.operands[0])
@@ -173,7 +207,11 @@ def cvt(ins: Instruction, bind: Binder) -> Inline:
         return _to_float(ins, bind, kind, source)
     name = short_name(kind)
     if source in _FLOATS:
-        code = f"as_bf16({bind.value(ins.operands[1], 'bf16').code})" if source == "bf16" else bind.value(ins.operands[1], source).code
+        code = (
+            f"as_bf16({bind.value(ins.operands[1], 'bf16').code})"
+            if source == "bf16"
+            else bind.value(ins.operands[1], source).code
+        )
         mode = [m for m in ins.modifiers if m in _ROUND]
         if "ftz" in ins.modifiers and source == "f32":
             code = f"flush({code})"

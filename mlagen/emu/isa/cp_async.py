@@ -38,7 +38,15 @@ def _state(warp: Warp) -> dict[str, Any]:
     return state
 
 
-def run_copy(size: int, has_source_size: bool, warp: Warp, lanes: Array, target: Array, source: Array, source_size: Array) -> None:
+def run_copy(
+    size: int,
+    has_source_size: bool,
+    warp: Warp,
+    lanes: Array,
+    target: Array,
+    source: Array,
+    source_size: Array,
+) -> None:
     """Copy `size` bytes per lane, of which `source_size` come from memory and the rest are zeros."""
     group: CopyGroup = _state(warp)["open"]
     active = np.nonzero(lanes)[0]
@@ -61,7 +69,9 @@ def run_copy(size: int, has_source_size: bool, warp: Warp, lanes: Array, target:
         for count in np.unique(counts):
             chosen = counts == count
             if count:
-                data[chosen, : int(count)] = warp.machine.memory.gather_rows(source[active][chosen], int(count))
+                data[chosen, : int(count)] = warp.machine.memory.gather_rows(
+                    source[active][chosen], int(count)
+                )
         cta.shared.scatter(offsets[:, None] + np.arange(size, dtype=np.uint64), data, 1)
         group.left -= 1
         group.stamps.append(actor.release())
@@ -69,14 +79,26 @@ def run_copy(size: int, has_source_size: bool, warp: Warp, lanes: Array, target:
     warp.machine.post(AsyncOp(f"cp.async of {warp.actor.name}", run))
 
 
-@instruction("cp.async.ca.shared", "cp.async.cg.shared", "cp.async.ca.shared::cta", "cp.async.cg.shared::cta", section="9.7.9.25.3.1 cp.async")
+@instruction(
+    "cp.async.ca.shared",
+    "cp.async.cg.shared",
+    "cp.async.ca.shared::cta",
+    "cp.async.cg.shared::cta",
+    section="9.7.9.25.3.1 cp.async",
+)
 def cp_async(ins: Instruction, bind: Binder) -> Bound:
     """Copy 4, 8 or 16 bytes per thread."""
     size = bind.immediate(ins.operands[2])
     if size not in (4, 8, 16) or ("cg" in ins.modifiers and size != 16):
         raise EmulatorError(f"cp.async of {size} bytes")
     extra = ins.operands[3:]
-    if extra and "L2::cache_hint" in ins.modifiers and len(extra) == 1 and isinstance(extra[0], Reg) and bind.size(extra[0]) == 8:
+    if (
+        extra
+        and "L2::cache_hint" in ins.modifiers
+        and len(extra) == 1
+        and isinstance(extra[0], Reg)
+        and bind.size(extra[0]) == 8
+    ):
         extra = ()
     has_size = bool(extra) and (isinstance(extra[0], Imm) or bind.size(extra[0]) == 4)
     if extra and not has_size:
@@ -114,7 +136,9 @@ def run_wait(keep: int, warp: Warp, lanes: Array) -> Wait:
             if group in groups:
                 groups.remove(group)
 
-    return Wait(lambda: all(g.left == 0 for g in waited), finish, lambda: f"waits for {len(waited)} cp.async groups")
+    return Wait(
+        lambda: all(g.left == 0 for g in waited), finish, lambda: f"waits for {len(waited)} cp.async groups"
+    )
 
 
 @instruction("cp.async.wait_group", section="9.7.9.25.3.3 cp.async.wait_group", blocking=True)
@@ -130,7 +154,9 @@ def cp_async_wait_all(ins: Instruction, bind: Binder) -> Bound:
 
 
 def run_mbarrier_arrive(no_increment: bool, warp: Warp, lanes: Array, address: Array) -> None:
-    """Arrive on an mbarrier when all earlier cp.async of the thread are done; counts an extra arrival unless `.noinc`."""
+    """Arrive on an mbarrier when all earlier cp.async of the thread are done; counts an extra arrival unless
+    `.noinc`.
+    """
     state = _state(warp)
     before: list[CopyGroup] = [*state["groups"], state["open"]]
     waited = [g for g in before if g.left or g.stamps]
@@ -155,4 +181,6 @@ def run_mbarrier_arrive(no_increment: bool, warp: Warp, lanes: Array, address: A
 @instruction("cp.async.mbarrier.arrive", section="9.7.13.15.15 cp.async.mbarrier.arrive")
 def cp_async_mbarrier_arrive(ins: Instruction, bind: Binder) -> Bound:
     """Make an mbarrier track cp.async copies."""
-    return Bound(partial(run_mbarrier_arrive, "noinc" in ins.modifiers), (bind.shared_address(ins.operands[0]),))
+    return Bound(
+        partial(run_mbarrier_arrive, "noinc" in ins.modifiers), (bind.shared_address(ins.operands[0]),)
+    )

@@ -80,7 +80,9 @@ def sources(ins: Instruction, bind: Binder, kind: str) -> list[str]:
 
 
 def elementwise(ins: Instruction, bind: Binder, template: str) -> Inline:
-    """A float operation of any format. template: numpy code with {0} {1} {2} for the sources; computed in float32 for bf16."""
+    """A float operation of any format. template: numpy code with {0} {1} {2} for the sources; computed in
+    float32 for bf16.
+    """
     mode = _rounding(ins)
     if mode is not None:
         template = _DIRECTED[ins.op].replace("MODE", repr(mode))
@@ -95,7 +97,11 @@ def elementwise(ins: Instruction, bind: Binder, template: str) -> Inline:
         inner, outer = PACKED[kind], "u64" if kind == "f32x2" else "u32"
         codes = [f"{bind.value(o, kind).code}.view({inner})" for o in ins.operands[1:]]
         if "ftz" in ins.modifiers and kind == "f32x2":
-            return Inline(f"flush({template.format(*(f'flush({c})' for c in codes))}).view({outer})", kind, ins.operands[0])
+            return Inline(
+                f"flush({template.format(*(f'flush({c})' for c in codes))}).view({outer})",
+                kind,
+                ins.operands[0],
+            )
         return Inline(f"({template.format(*codes)}).view({outer})", kind, ins.operands[0])
     raise UnknownInstruction(kind)
 
@@ -139,7 +145,11 @@ def neg(ins: Instruction, bind: Binder) -> Inline:
 @instruction("abs", section="9.7.1.10, 9.7.3.9 abs")
 def absolute(ins: Instruction, bind: Binder) -> Inline:
     """Absolute value."""
-    return elementwise(ins, bind, "np.abs({0})") if not _integer(ins) else _unary_integer(ins, bind, "np.abs({0})")
+    return (
+        elementwise(ins, bind, "np.abs({0})")
+        if not _integer(ins)
+        else _unary_integer(ins, bind, "np.abs({0})")
+    )
 
 
 def _integer(ins: Instruction) -> bool:
@@ -174,7 +184,9 @@ def max_min(ins: Instruction, bind: Binder) -> Inline:
         a, b = (bind.value(o, kind).code for o in ins.operands[1:3])
         if kind.endswith("x2"):
             half = "u16" if kind == "u16x2" else "i16"
-            return Inline(f"np.{ins.op}imum({a}.view({half}),{b}.view({half})).view(u32)", kind, ins.operands[0])
+            return Inline(
+                f"np.{ins.op}imum({a}.view({half}),{b}.view({half})).view(u32)", kind, ins.operands[0]
+            )
         if "relu" in ins.modifiers:
             return Inline(f"np.maximum(np.{ins.op}imum({a},{b}),0)", kind, ins.operands[0])
         return Inline(f"np.{ins.op}imum({a},{b})", kind, ins.operands[0])

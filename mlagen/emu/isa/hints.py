@@ -1,9 +1,10 @@
-"""Instructions that change nothing the emulator models: hints, cache control, register counts, dependent launches."""
+"""Instructions that change nothing the emulator models: hints, cache control, register counts, dependent
+launches.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-
 
 from mlagen.emu.cta import Warp
 from mlagen.emu.interfaces import Array, Binder, Bound, EmulatorError, Inline, Instruction, instruction
@@ -29,7 +30,9 @@ def createpolicy(ins: Instruction, bind: Binder) -> Inline:
 
 
 def run_set_registers(increase: bool, count: int, warp: Warp, lanes: Array) -> None:
-    """setmaxnreg: a multiple of 8 in 24..256, executed by a whole warp; every warp of the warpgroup asks for the same count."""
+    """setmaxnreg: a multiple of 8 in 24..256, executed by a whole warp; every warp of the warpgroup asks for
+    the same count.
+    """
     if not lanes.all():
         raise EmulatorError("setmaxnreg under divergence")
     asked = warp.warpgroup.scratch.setdefault("setmaxnreg", {})
@@ -46,5 +49,3 @@ def setmaxnreg(ins: Instruction, bind: Binder) -> Bound:
     if count % 8 or not 24 <= count <= 256:
         raise EmulatorError(f"setmaxnreg {count}: a multiple of 8 in 24..256 is needed")
     return Bound(partial(run_set_registers, "inc" in ins.modifiers, count))
-
-

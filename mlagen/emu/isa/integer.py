@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from mlagen.emu.helpers import helper
-from mlagen.emu.interfaces import Array, Binder, EmulatorError, Inline, Instruction, UnknownInstruction, instruction
+from mlagen.emu.interfaces import (
+    Array,
+    Binder,
+    EmulatorError,
+    Inline,
+    Instruction,
+    UnknownInstruction,
+    instruction,
+)
 from mlagen.emu.types import is_signed, short_name, size_of, wider
 
 
@@ -125,7 +133,11 @@ def highest_bit(x: Array) -> Array:
 @instruction("popc", section="9.7.1.12 popc")
 def popc(ins: Instruction, bind: Binder) -> Inline:
     """Number of one bits."""
-    return Inline(f"np.bitwise_count({bind.value(ins.operands[1], ins.modifiers[-1]).code}).astype(u32)", "u32", ins.operands[0])
+    return Inline(
+        f"np.bitwise_count({bind.value(ins.operands[1], ins.modifiers[-1]).code}).astype(u32)",
+        "u32",
+        ins.operands[0],
+    )
 
 
 @instruction("clz", section="9.7.1.13 clz")
@@ -133,7 +145,9 @@ def clz(ins: Instruction, bind: Binder) -> Inline:
     """Number of leading zero bits."""
     kind = ins.modifiers[-1]
     top = size_of(kind) * 8 - 1
-    return Inline(f"({top}-highest_bit({bind.value(ins.operands[1], kind).code})).astype(u32)", "u32", ins.operands[0])
+    return Inline(
+        f"({top}-highest_bit({bind.value(ins.operands[1], kind).code})).astype(u32)", "u32", ins.operands[0]
+    )
 
 
 @helper
@@ -151,7 +165,9 @@ def find_bit(x: Array, shift_amount: bool) -> Array:
 def bfind(ins: Instruction, bind: Binder) -> Inline:
     """Position of the most significant non-sign bit."""
     shift = "shiftamt" in ins.modifiers
-    return Inline(f"find_bit({bind.value(ins.operands[1], ins.modifiers[-1]).code},{shift})", "u32", ins.operands[0])
+    return Inline(
+        f"find_bit({bind.value(ins.operands[1], ins.modifiers[-1]).code},{shift})", "u32", ins.operands[0]
+    )
 
 
 @helper
@@ -159,7 +175,9 @@ def reverse_bits(x: Array) -> Array:
     """Bits in reverse order."""
     count = x.dtype.itemsize
     by_byte = np.ascontiguousarray(x).view(np.uint8).reshape(-1, count)[:, ::-1]
-    flipped = np.packbits(np.unpackbits(by_byte, axis=1, bitorder="little").reshape(-1, count, 8), axis=2, bitorder="big")
+    flipped = np.packbits(
+        np.unpackbits(by_byte, axis=1, bitorder="little").reshape(-1, count, 8), axis=2, bitorder="big"
+    )
     result: Array = np.ascontiguousarray(flipped.reshape(-1, count)).view(x.dtype).reshape(x.shape)
     return result
 
@@ -207,7 +225,9 @@ def insert_field(a: Array, b: Array, position: Array, length: Array) -> Array:
     one = b.dtype.type(1)
     start = np.minimum(position & np.uint32(255), bits).astype(b.dtype)
     count = np.minimum(length & np.uint32(255), bits).astype(b.dtype)
-    field = np.where(count >= bits, ~b.dtype.type(0), (one << np.minimum(count, bits - 1).astype(b.dtype)) - one)
+    field = np.where(
+        count >= bits, ~b.dtype.type(0), (one << np.minimum(count, bits - 1).astype(b.dtype)) - one
+    )
     within = np.minimum(start, bits - 1).astype(b.dtype)
     mask = np.where(start >= bits, b.dtype.type(0), field << within)
     result: Array = (b & ~mask) | ((a << within) & mask)

@@ -63,7 +63,9 @@ def spread(lanes: Array, value: Array) -> Array:
 
 
 def shared_parts(warp: Warp, lanes: Array, address: Array) -> list[tuple[Any, Array, Array | None]]:
-    """(CTA, offsets, selection of the executing lanes) of shared addresses; one part unless lanes reach different CTAs."""
+    """(CTA, offsets, selection of the executing lanes) of shared addresses; one part unless lanes reach
+    different CTAs.
+    """
     rank = address >> _RANK
     own = np.uint32(warp.cta.rank)
     if not (rank != own).any():
@@ -76,7 +78,9 @@ def shared_parts(warp: Warp, lanes: Array, address: Array) -> list[tuple[Any, Ar
     return parts
 
 
-def load_shared(width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array) -> tuple[Array, ...]:
+def load_shared(
+    width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array
+) -> tuple[Array, ...]:
     """ld.shared: one array per vector element."""
     full = lanes is ALL_LANES
     active = address if full else address[lanes]
@@ -117,7 +121,9 @@ def store_shared(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
 # ------------------------------------------------------------------ global, parameter and local memory
 
 
-def load_global(width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array) -> tuple[Array, ...]:
+def load_global(
+    width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array
+) -> tuple[Array, ...]:
     """ld.global, ld.const and ld.param through an address."""
     full = lanes is ALL_LANES
     memory = warp.machine.memory
@@ -139,7 +145,9 @@ def store_global(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
         strong_store(warp, {int(a) for a in address}, strong)
 
 
-def load_local(width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array) -> tuple[Array, ...]:
+def load_local(
+    width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array
+) -> tuple[Array, ...]:
     """ld.local."""
     numbers = np.nonzero(lanes)[0]
     return tuple(spread(lanes, v) for v in warp.local_memory().load(numbers, address[lanes], width, vector))
@@ -156,7 +164,9 @@ def load_param(offset: int, width: int, vector: int, warp: Warp, lanes: Array) -
     cache: dict[Any, tuple[Array, ...]] = warp.machine.scratch.setdefault("params", {})
     found = cache.get((offset, width, vector))
     if found is None:
-        data = warp.machine.memory.read(warp.machine.param_base + offset, width * vector).view(_UNSIGNED[width])
+        data = warp.machine.memory.read(warp.machine.param_base + offset, width * vector).view(
+            _UNSIGNED[width]
+        )
         found = cache[offset, width, vector] = tuple(np.full(32, v) for v in data)
     return found
 
@@ -169,7 +179,11 @@ def _split_generic(lanes: Array, address: Array) -> list[tuple[str, Array]]:
     shared = (address >= np.uint64(SHARED_WINDOW)) & (address < np.uint64(SHARED_WINDOW + (1 << 32)))
     local = address < np.uint64(LOCAL_LIMIT)
     found = []
-    for name, mask in (("shared", shared & lanes), ("local", local & lanes), ("global", lanes & ~shared & ~local)):
+    for name, mask in (
+        ("shared", shared & lanes),
+        ("local", local & lanes),
+        ("global", lanes & ~shared & ~local),
+    ):
         if mask.any():
             found.append((name, ALL_LANES if mask.all() else mask))
     return found
@@ -184,7 +198,9 @@ def narrow(space: str, address: Array) -> Array:
     return (address - np.uint64(SHARED_WINDOW)).astype(np.uint32) if space == "shared" else address
 
 
-def load_generic(width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array) -> tuple[Array, ...]:
+def load_generic(
+    width: int, vector: int, strong: str, warp: Warp, lanes: Array, address: Array
+) -> tuple[Array, ...]:
     """ld without a state space: each lane's address says where."""
     parts = _split_generic(lanes, address)
     results = [_LOADS[s](width, vector, strong, warp, m, narrow(s, address)) for s, m in parts]
@@ -238,7 +254,11 @@ def ld(ins: Instruction, bind: Binder) -> Bound | tuple[Inline, ...]:
     reads: tuple[Expr, ...] = (bind.address(source, space),)
     strong = semantics(ins.modifiers)
     if kind == "b128":
-        return Bound(partial(_wide, partial(_LOADS[space], 8, 2 * vector, strong)), reads, tuple((t, kind) for t in targets))
+        return Bound(
+            partial(_wide, partial(_LOADS[space], 8, 2 * vector, strong)),
+            reads,
+            tuple((t, kind) for t in targets),
+        )
     run = partial(_LOADS[space], width, vector, strong)
     return _load_bound(run, reads, targets, kind)
 
@@ -260,8 +280,12 @@ def _bits(kind: str) -> str:
     return f"b{8 * size_of(kind)}"
 
 
-def _ld_param(source: Mem, targets: tuple[Operand, ...], kind: str, bind: Binder) -> Bound | tuple[Inline, ...]:
-    """ld.param: a kernel parameter, or the result of a call (zeros, since nothing that is called returns anything)."""
+def _ld_param(
+    source: Mem, targets: tuple[Operand, ...], kind: str, bind: Binder
+) -> Bound | tuple[Inline, ...]:
+    """ld.param: a kernel parameter, or the result of a call (zeros, since nothing that is called returns
+    anything).
+    """
     assert isinstance(source.base, Sym)
     symbols = bind.symbols
     if source.base.name in symbols.params:
@@ -283,7 +307,9 @@ def st(ins: Instruction, bind: Binder) -> Bound | None:
     values = ins.operands[1].items if isinstance(ins.operands[1], Vec) else (ins.operands[1],)
     address, strong = bind.address(ins.operands[0], space), semantics(ins.modifiers)
     if kind == "b128":
-        reads = tuple(Expr(f"{bind.value(v, kind).code}[:,{h}].copy()", "b64") for v in values for h in range(2))
+        reads = tuple(
+            Expr(f"{bind.value(v, kind).code}[:,{h}].copy()", "b64") for v in values for h in range(2)
+        )
         return Bound(partial(_STORES[space], 8, strong), (address, *reads))
     width = size_of(kind)
     unsigned = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}[width]

@@ -20,7 +20,18 @@ from mlagen.emu.interfaces import (
 )
 from mlagen.emu.types import short_name, size_of
 
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 
 
@@ -68,7 +79,11 @@ def set_value(ins: Instruction, bind: Binder) -> Inline:
     result, kind = ins.modifiers[-2], ins.modifiers[-1]
     a, b = (_comparable(bind.value(o, kind).code, ins, kind) for o in ins.operands[1:3])
     code = _comparison(ins.modifiers[0], a, b, kind[0] == "f" or kind == "bf16")
-    true = "f32(1)" if result == "f32" else f"{short_name(result)}({-1 if result[0] == 's' else (1 << 8 * size_of(result)) - 1})"
+    true = (
+        "f32(1)"
+        if result == "f32"
+        else f"{short_name(result)}({-1 if result[0] == 's' else (1 << 8 * size_of(result)) - 1})"
+    )
     return Inline(f"where({code},{true},{short_name(result)}(0))", result, ins.operands[0])
 
 
@@ -107,7 +122,9 @@ def invert(ins: Instruction, bind: Binder) -> Inline:
 def cnot(ins: Instruction, bind: Binder) -> Inline:
     """1 if zero, else 0."""
     kind = ins.modifiers[-1]
-    return Inline(f"({bind.value(ins.operands[1], kind).code}==0).astype({short_name(kind)})", kind, ins.operands[0])
+    return Inline(
+        f"({bind.value(ins.operands[1], kind).code}==0).astype({short_name(kind)})", kind, ins.operands[0]
+    )
 
 
 @helper
@@ -137,7 +154,9 @@ def shift(ins: Instruction, bind: Binder) -> Inline:
     a, amount = bind.value(ins.operands[1], kind).code, ins.operands[2]
     name = short_name(kind)
     if isinstance(amount, Imm) and 0 <= int(amount.value) < bits:
-        return Inline(f"({a}{'<<' if ins.op == 'shl' else '>>'}{name}({int(amount.value)}))", kind, ins.operands[0])
+        return Inline(
+            f"({a}{'<<' if ins.op == 'shl' else '>>'}{name}({int(amount.value)}))", kind, ins.operands[0]
+        )
     function = "shift_left" if ins.op == "shl" else "shift_right"
     return Inline(f"{function}({a},{bind.value(amount, 'u32').code},{bits})", kind, ins.operands[0])
 
@@ -199,7 +218,11 @@ def _unpack(target: Vec, source: object, bind: Binder) -> tuple[Inline, ...]:
     width = size // count
     code = bind.value(source, f"b{8 * size}").code
     if size == 16:
-        parts = [f"({code})[:,{i}].copy()" for i in range(2)] if count == 2 else [f"unpack({code},u32,4)[{i}]" for i in range(count)]
+        parts = (
+            [f"({code})[:,{i}].copy()" for i in range(2)]
+            if count == 2
+            else [f"unpack({code},u32,4)[{i}]" for i in range(count)]
+        )
     else:
         parts = [f"{code}.view(u{8 * width})[{i}::{count}].copy()" for i in range(count)]
     return tuple(

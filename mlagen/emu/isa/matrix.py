@@ -7,7 +7,16 @@ from functools import partial
 import numpy as np
 
 from mlagen.emu.cta import Warp
-from mlagen.emu.interfaces import Array, Binder, Bound, EmulatorError, Instruction, UnknownInstruction, Vec, instruction
+from mlagen.emu.interfaces import (
+    Array,
+    Binder,
+    Bound,
+    EmulatorError,
+    Instruction,
+    UnknownInstruction,
+    Vec,
+    instruction,
+)
 from mlagen.emu.isa.load_store import shared_parts
 
 _WORDS = np.arange(4, dtype=np.uint32) * np.uint32(4)
@@ -24,11 +33,15 @@ def _rows(address: Array, count: int) -> Array:
 
 def _transpose(matrix: Array) -> Array:
     """8x8 16-bit elements of (8, 4) words, transposed."""
-    turned: Array = np.ascontiguousarray(np.ascontiguousarray(matrix).view(np.uint16).reshape(8, 8).T).view(np.uint32)
+    turned: Array = np.ascontiguousarray(np.ascontiguousarray(matrix).view(np.uint16).reshape(8, 8).T).view(
+        np.uint32
+    )
     return turned
 
 
-def run_load(count: int, transposed: bool, warp: Warp, lanes: Array, address: Array) -> Array | tuple[Array, ...]:
+def run_load(
+    count: int, transposed: bool, warp: Warp, lanes: Array, address: Array
+) -> Array | tuple[Array, ...]:
     """One register per matrix: lane l gets row l / 4, elements 2 (l % 4) and the next."""
     if not lanes.all():
         raise EmulatorError("ldmatrix under divergence")
@@ -53,7 +66,11 @@ def ldmatrix(ins: Instruction, bind: Binder) -> Bound:
     """Load 8x8 matrices of 16-bit elements."""
     count, transposed = _shape(ins)
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vec) else (ins.operands[0],)
-    return Bound(partial(run_load, count, transposed), (bind.shared_address(ins.operands[1]),), tuple((t, "b32") for t in targets))
+    return Bound(
+        partial(run_load, count, transposed),
+        (bind.shared_address(ins.operands[1]),),
+        tuple((t, "b32") for t in targets),
+    )
 
 
 def run_store(transposed: bool, warp: Warp, lanes: Array, address: Array, *values: Array) -> None:

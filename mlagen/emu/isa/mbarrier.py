@@ -73,7 +73,9 @@ def mbarrier_inval(ins: Instruction, bind: Binder) -> Bound:
 
 
 def run_arrive(mode: str, relaxed: bool, warp: Warp, lanes: Array, address: Array, count: Array) -> Array:
-    """arrive (`count` arrivals), expect (expect_tx of `count` bytes, then one arrival) or drop; gives the phase before."""
+    """arrive (`count` arrivals), expect (expect_tx of `count` bytes, then one arrival) or drop; gives the
+    phase before.
+    """
     state: Array = np.zeros(32, np.uint64)
     stamp = warp.fence_stamp if relaxed else warp.actor.release()
     for lane in _lanes(lanes):
@@ -97,8 +99,14 @@ def _arrive_operands(ins: Instruction, bind: Binder, mode: str) -> Bound:
     count = bind.value(operands[1], "u32") if len(operands) > 1 else bind.constant(1, "u32")
     writes = () if target == _SINK else ((target, "b64"),)
     if target == _SINK:
-        return Bound(partial(run_arrive, mode, "relaxed" in ins.modifiers), (bind.shared_address(operands[0]), count))
-    return Bound(partial(run_arrive, mode, "relaxed" in ins.modifiers), (bind.shared_address(operands[0]), count), writes)
+        return Bound(
+            partial(run_arrive, mode, "relaxed" in ins.modifiers), (bind.shared_address(operands[0]), count)
+        )
+    return Bound(
+        partial(run_arrive, mode, "relaxed" in ins.modifiers),
+        (bind.shared_address(operands[0]), count),
+        writes,
+    )
 
 
 @instruction("mbarrier.arrive", "mbarrier.arrive.expect_tx", section="9.7.13.15.13 mbarrier.arrive")
@@ -142,11 +150,15 @@ def mbarrier_complete_tx(ins: Instruction, bind: Binder) -> Bound:
 # ------------------------------------------------------------------ waiting
 
 
-def _conditions(by_parity: bool, warp: Warp, lanes: Array, address: Array, phase: Array) -> list[tuple[Mbarrier, int]]:
+def _conditions(
+    by_parity: bool, warp: Warp, lanes: Array, address: Array, phase: Array
+) -> list[tuple[Mbarrier, int]]:
     """Each different (mbarrier, phase or parity) that the lanes ask about."""
     asked = {(int(address[lane]), int(phase[lane])) for lane in _lanes(lanes)}
     if by_parity and any(p > 1 for _, p in asked):
-        raise EmulatorError(f"mbarrier wait with parity {max(p for _, p in asked)}, only 0 and 1 are parities")
+        raise EmulatorError(
+            f"mbarrier wait with parity {max(p for _, p in asked)}, only 0 and 1 are parities"
+        )
     return [(warp.mbarrier(a), p) for a, p in asked]
 
 
@@ -169,7 +181,9 @@ def run_test(by_parity: bool, relaxed: bool, warp: Warp, lanes: Array, address: 
 
 
 def run_try(by_parity: bool, relaxed: bool, warp: Warp, lanes: Array, address: Array, phase: Array) -> Wait:
-    """try_wait: sleeps until all lanes' phases are complete; may time out with false when nothing else can happen."""
+    """try_wait: sleeps until all lanes' phases are complete; may time out with false when nothing else can
+    happen.
+    """
     asked = _conditions(by_parity, warp, lanes, address, phase)
 
     def ready() -> bool:
@@ -186,7 +200,9 @@ def run_try(by_parity: bool, relaxed: bool, warp: Warp, lanes: Array, address: A
         for barrier, value in asked:
             producer = warp.machine.names.producer(barrier.offset)
             missing = f"; {producer} never arrived" if producer and barrier.pending else ""
-            texts.append(f"waits for {'parity' if by_parity else 'phase'} {value} of {barrier.state()}{missing}")
+            texts.append(
+                f"waits for {'parity' if by_parity else 'phase'} {value} of {barrier.state()}{missing}"
+            )
         return ", ".join(texts)
 
     return Wait(ready, finish, describe, lambda: np.zeros(32, np.bool_))
@@ -226,7 +242,9 @@ def mbarrier_pending_count(ins: Instruction, bind: Binder) -> Bound:
 # ------------------------------------------------------------------ st.async
 
 
-def run_store_async(width: int, warp: Warp, lanes: Array, address: Array, barrier: Array, *values: Array) -> None:
+def run_store_async(
+    width: int, warp: Warp, lanes: Array, address: Array, barrier: Array, *values: Array
+) -> None:
     """Stores to shared memory of the cluster, each of which completes its bytes on an mbarrier."""
     for lane in _lanes(lanes):
         cta, offset = warp.shared(int(address[lane]))
@@ -254,5 +272,9 @@ def st_async(ins: Instruction, bind: Binder) -> Bound:
     kind = ins.modifiers[-1]
     values = ins.operands[1].items if isinstance(ins.operands[1], Vec) else (ins.operands[1],)
     bits = f"b{8 * size_of(kind)}"
-    reads = (bind.shared_address(ins.operands[0]), bind.shared_address(ins.operands[2]), *(bind.value(v, bits) for v in values))
+    reads = (
+        bind.shared_address(ins.operands[0]),
+        bind.shared_address(ins.operands[2]),
+        *(bind.value(v, bits) for v in values),
+    )
     return Bound(partial(run_store_async, size_of(kind)), reads)

@@ -32,12 +32,19 @@ def check_members(warp: Warp, lanes: Array, mask: Array, what: str) -> None:
     named = (np.uint32(members[0]) & _BITS) != 0
     absent = named & ~lanes & warp.live_mask()
     if absent.any():
-        warp.report("divergence", f"{what} names lanes {np.nonzero(absent)[0].tolist()} that do not execute it together with the others")
+        warp.report(
+            "divergence",
+            f"{what} names lanes {np.nonzero(absent)[0].tolist()} that do not execute it together with the others",
+        )
     if (lanes & ~named).any():
-        raise EmulatorError(f"{what}: lane {int(np.nonzero(lanes & ~named)[0][0])} executes it but is not in its member mask")
+        raise EmulatorError(
+            f"{what}: lane {int(np.nonzero(lanes & ~named)[0][0])} executes it but is not in its member mask"
+        )
 
 
-def run_shuffle(mode: str, warp: Warp, lanes: Array, value: Array, b: Array, c: Array, mask: Array) -> tuple[Array, Array]:
+def run_shuffle(
+    mode: str, warp: Warp, lanes: Array, value: Array, b: Array, c: Array, mask: Array
+) -> tuple[Array, Array]:
     """shfl.sync: the value of another lane, and whether that lane was in range."""
     check_members(warp, lanes, mask, "shfl.sync")
     lane = LANES.astype(np.int64)
@@ -141,7 +148,14 @@ def run_reduce(operation: str, kind: str, warp: Warp, lanes: Array, value: Array
     """redux.sync: a reduction over lanes."""
     check_members(warp, lanes, mask, "redux.sync")
     chosen = value[lanes]
-    functions = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+    functions = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
     if kind == "f32":
         functions = {"min": np.fmin, "max": np.fmax}
     if operation not in functions:
@@ -177,7 +191,9 @@ def elect(ins: Instruction, bind: Binder) -> Bound:
     target = ins.operands[0]
     if not isinstance(target, Pair):
         raise UnknownInstruction(ins.name)
-    return Bound(run_elect, (bind.value(ins.operands[1], "b32"),), ((target.first, "b32"), (target.second, "pred")))
+    return Bound(
+        run_elect, (bind.value(ins.operands[1], "b32"),), ((target.first, "b32"), (target.second, "pred"))
+    )
 
 
 def run_mapa(generic: bool, warp: Warp, lanes: Array, address: Array, rank: Array) -> Array:
@@ -213,4 +229,6 @@ def getctarank(ins: Instruction, bind: Binder) -> Bound:
     """The rank of the CTA that an address belongs to."""
     kind = ins.modifiers[-1]
     generic = "shared::cluster" not in ins.modifiers
-    return Bound(partial(run_getctarank, generic), (bind.value(ins.operands[1], kind),), ((ins.operands[0], "u32"),))
+    return Bound(
+        partial(run_getctarank, generic), (bind.value(ins.operands[1], kind),), ((ins.operands[0], "u32"),)
+    )
