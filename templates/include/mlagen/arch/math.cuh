@@ -1,0 +1,68 @@
+// Scalar conversions and transcendental functions in the exact PTX forms that the kernels count on.
+#pragma once
+#include <cutlass/bfloat16.h>
+#include <cutlass/half.h>
+
+namespace mlagen {
+
+constexpr float kLn2 = 0.69314718055994531f;
+
+__device__ __forceinline__ float negative_infinity() { return __int_as_float(0xff800000); }
+
+// 2^x. PTX ISA: ex2.approx.ftz.f32; 2^-inf = 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// log2 x. PTX ISA: lg2.approx.f32; log2 0 = -inf.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats to two 16-bit elements, `low` in the low half. PTX ISA: cvt.rn.{bf16x2,f16x2}.f32.
+template <class Element>
+__device__ __forceinline__ unsigned pack(float low, float high);
+template <>
+__device__ __forceinline__ unsigned pack<cutlass::bfloat16_t>(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+template <>
+__device__ __forceinline__ unsigned pack<cutlass::half_t>(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+template <class Element>
+__device__ __forceinline__ float2 unpack(unsigned pair);
+template <>
+__device__ __forceinline__ float2 unpack<cutlass::bfloat16_t>(unsigned pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+template <>
+__device__ __forceinline__ float2 unpack<cutlass::half_t>(unsigned pair) {
+  float2 r;
+  asm("{\n"
+      ".reg .b16 lo, hi;\n"
+      "mov.b32 {lo, hi}, %2;\n"
+      "cvt.f32.f16 %0, lo;\n"
+      "cvt.f32.f16 %1, hi;\n"
+      "}"
+      : "=f"(r.x), "=f"(r.y)
+      : "r"(pair));
+  return r;
+}
+
+// Four 8x8 matrices of 16-bit elements to shared memory. PTX ISA: stmatrix.
+__device__ __forceinline__ void stmatrix_x4(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+}  // namespace mlagen

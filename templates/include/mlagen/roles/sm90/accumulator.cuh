@@ -1,0 +1,222 @@
+// Role accumulator (warps 4-7 and 8-11): O += P V for 256 of the 512 latent columns, and all loading of the kv ring.
+// Warpgroup h owns columns 256 h .. and half h of every stage: it refills what it alone has read. Warp 0 loads the halves,
+// warp 3 of the first warpgroup the rope tile. Consumes probs_full, produces kv_full, rope_full, probs_empty.
+#pragma once
+#include "mlagen/arch/cluster.cuh"
+#include "mlagen/kv/pages.cuh"
+#include "mlagen/roles/sm90/epilogue.cuh"
+#include "mlagen/roles/sm90/merge.cuh"
+
+namespace mlagen {
+
+template <class Traits>
+struct Accumulator {
+  using Atoms = WgmmaAtoms<typename Traits::Element>;
+  static constexpr bool kPair = Traits::kCtaGroup == 2;
+  typename Traits::Params const& p;
+  typename Traits::Smem& smem;
+  Place<Traits> const& place;
+  TensorMap const& tma_latent;
+  TensorMap const& tma_rope;
+  int const half;
+  int const warp;
+  PageWalk<Traits> walk;          // warp 0: halves of blocks, three places ahead; warp 3 of half 0: rope, two blocks ahead
+  bool const loads_half, loads_rope;
+
+  float o[128];
+  int stage = 0;
+  unsigned block_count = 0;       // blocks accumulated by this CTA
+  unsigned pair_phase = 0;        // bit s: parity of pair_kv_empty[s] (2SM); bit 3: pair_rope_empty
+  int pending_stage = -1;         // 2SM: a refill that waits for the peer
+  unsigned rope_count = 0;        // rope tiles loaded
+  int ropes_owed = 0;
+
+  __device__ __forceinline__ Accumulator(typename Traits::Params const& params, typename Traits::Smem& storage,
+                                         Place<Traits> const& where, TensorMap const& latent, TensorMap const& rope, int h)
+      : p(params), smem(storage), place(where), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
+        walk{params, storage, where}, loads_half(warp == 0), loads_rope(h == 0 && warp == 3) {}
+
+  __device__ __forceinline__ void group_sync() const {
+    named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
+  }
+  __device__ __forceinline__ unsigned char* half_of(int s) const {
+    return smem.kv + s * kStageBytes + half * kHalfBytes;
+  }
+
+  // -- loading ------------------------------------------------------------------------------------------------------
+  // Warp 0: the next place of the list into `s`, whose half nobody reads any more.
+  __device__ __forceinline__ void refill(int s) {
+    if (!loads_half) return;
+    if constexpr (kPair) finish_pending();
+    if (walk.ended()) return;
+    if (!walk.has_block()) {
+      walk.advance();
+      return;
+    }
+    mbarrier& full = smem.kv_full[s * 2 + half];
+    // Arrive: the phase completes with these bytes.
+    if (lane_id() == 0) mbarrier_arrive_expect(full, walk.bytes(kHalf));
+    if constexpr (kPair) {
+      if (walk.shared_by_pair()) {
+        // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects the bytes.
+        if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
+        if (place.rank == half) {
+          pending_stage = s;
+          if (__all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], (pair_phase >> s) & 1))) finish_pending();
+        } else {
+          walk.advance();
+        }
+        return;
+      }
+    }
+    walk.template fetch<4, false>(tma_latent, full, half_of(s), half * 4);
+    walk.advance();
+  }
+  // Warp 0 of the loading CTA: wait until both copies of the half are free, then fetch it into both.
+  __device__ __forceinline__ void finish_pending() {
+    if constexpr (kPair) {
+      if (pending_stage < 0) return;
+      mbarrier_wait(smem.pair_kv_empty[pending_stage], (pair_phase >> pending_stage) & 1);
+      pair_phase ^= 1u << pending_stage;
+      walk.template fetch<4, true>(tma_latent, smem.kv_full[pending_stage * 2 + half], half_of(pending_stage), half * 4);
+      pending_stage = -1;
+      walk.advance();
+    }
+  }
+  // Warp 3 of half 0: the rope tiles that are owed, one block each. Unless `patient`, stops where the scorer has not read
+  // the tile before: behind an item's last block that is far ahead, and the epilogue should not wait for it.
+  __device__ __forceinline__ void load_rope(bool patient) {
+    if (!loads_rope) return;
+    while (ropes_owed > 0) {
+      while (!walk.ended() && !walk.has_block()) walk.advance();
+      if (walk.ended()) return;
+      unsigned const parity = (rope_count & 1) ^ 1;
+      if (!patient && !__all_sync(kFullWarp, mbarrier_test(smem.rope_empty[0], parity))) return;
+      // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier passes at once.
+      mbarrier_wait(smem.rope_empty[0], parity);
+      fetch_rope();
+      --ropes_owed;
+      ++rope_count;
+    }
+  }
+  __device__ __forceinline__ void fetch_rope() {
+    if (lane_id() == 0) mbarrier_arrive_expect(smem.rope_full[0], walk.bytes(64));
+    if constexpr (kPair) {
+      if (walk.shared_by_pair()) {
+        if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_rope_empty[0], 0);
+        if (place.rank == 0) {
+          mbarrier_wait(smem.pair_rope_empty[0], (pair_phase >> 3) & 1);  // both tiles are free
+          pair_phase ^= 1u << 3;
+          walk.template fetch<1, true>(tma_rope, smem.rope_full[0], smem.rope, 0);
+        }
+        walk.advance();
+        return;
+      }
+    }
+    walk.template fetch<1, false>(tma_rope, smem.rope_full[0], smem.rope, 0);
+    walk.advance();
+  }
+
+  // -- one block ----------------------------------------------------------------------------------------------------
+  __device__ __forceinline__ void rescale_output() {
+    int const slot = block_count & 1, lane = lane_id();
+    if (smem.rescale_flag[slot * 4 + warp] == 0) return;
+    float const f0 = smem.rescale[slot * kBlockM + warp * 16 + lane / 4];
+    float const f1 = smem.rescale[slot * kBlockM + warp * 16 + lane / 4 + 8];
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      o[4 * j] *= f0;
+      o[4 * j + 1] *= f0;
+      o[4 * j + 2] *= f1;
+      o[4 * j + 3] *= f1;
+    }
+  }
+  // Rows of V past the row's last key hold whatever the page holds, NaN included; 0 x NaN must not reach O.
+  __device__ __forceinline__ void clear_rows(int first) {
+    unsigned char* const base = half_of(stage);
+    int const thread = thread_in_group();
+    for (int i = first * 32 + thread; i < kBlockN * 32; i += kWarpGroup) {
+      int const row = i / 32, chunk = i % 32;
+      auto* const to = base + row / 8 * kGroupBytes + chunk / 8 * kAtomBytes + row % 8 * 128 + chunk % 8 * 16;
+      *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_shared();  // generic -> async: V is read by wgmma, and later overwritten by TMA
+    group_sync();
+  }
+  __device__ __forceinline__ void multiply(bool first) {
+    unsigned long long const probs = tile_descriptor(smem_address(smem.probs));
+    unsigned long long const values = value_descriptor(smem_address(half_of(stage)));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      wgmma_ss<typename Atoms::OutputSs>(probs + desc_offset(k * kStep), values + desc_offset(k * kValueStep), o,
+                                         first && k == 0 ? ScaleOut::Zero : ScaleOut::One);
+    }
+    wgmma_commit();
+  }
+  // O += P V of one block; `clear_from` < 64: the first row of V past the row's keys.
+  __device__ __forceinline__ void accumulate(bool first, bool last, int clear_from) {
+    // Wait: P, its factors and, with the last block of an item, the statistics are written; V has landed.
+    mbarrier_wait(smem.probs_full[block_count & 1], (block_count >> 1) & 1);
+    if (!first) rescale_output();
+    if (clear_from < kBlockN) clear_rows(clear_from);
+    __syncwarp();
+    multiply(first);
+    ++block_count;
+    if constexpr (kPair) finish_pending_warp();
+    ++ropes_owed;
+    load_rope(!last);  // while P V runs
+    __syncwarp();
+    wgmma_wait<0>();
+    pin(o);
+    group_sync();  // all four warps have read P and this half of V
+    if (thread_in_group() == 0) mbarrier_arrive(smem.probs_empty[0]);
+  }
+  __device__ __forceinline__ void finish_pending_warp() {
+    if (loads_half) finish_pending();
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void advance_stage() { stage = stage + 1 == Traits::kStages ? 0 : stage + 1; }
+
+  // -- the list -----------------------------------------------------------------------------------------------------
+  __device__ __forceinline__ void run_list(unsigned& items_done, unsigned& exchanges) {
+    int const count = smem.work[0].count;
+    if (loads_half || loads_rope) walk.start();
+    for (int i = 0; i < Traits::kStages; ++i) refill((stage + i) % Traits::kStages);
+    ropes_owed = 2;  // the second waits until the first block is scored
+    load_rope(true);
+    __syncwarp();
+    Epilogue<Traits> const epilogue{p, smem, place, half};
+    for (int item = 0; item < count; ++item) {
+      WorkItem const& work = smem.work[0].item[item];
+      Assignment<Traits> const mine(p, place, work);
+      if (mine.tile >= p.tiles) continue;
+      if (work.end_block == work.first_block) {
+        epilogue.write_empty(work, mine);
+        continue;
+      }
+      int const places = mine.ring_blocks;
+#pragma unroll 1
+      for (int i = 0; i < places; ++i) {
+        if (i < mine.blocks) {
+          accumulate(i == 0, i + 1 == mine.blocks, work.length - (mine.first_block + i) * kBlockN);
+        }
+        if (i + 1 < places) {
+          refill(stage);
+          advance_stage();
+        }
+      }
+      if constexpr (kPair) finish_pending_warp();
+      epilogue.run(o, work, mine, half_of(stage), items_done & 1, exchanges);
+      refill(stage);
+      load_rope(true);
+      __syncwarp();
+      advance_stage();
+      items_done += mine.blocks > 0;
+      exchanges += mine.pair_splits;
+    }
+  }
+};
+
+}  // namespace mlagen

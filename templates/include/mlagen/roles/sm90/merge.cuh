@@ -1,0 +1,127 @@
+// Merging the pieces of a row that several teams share. Every warpgroup that wrote a partial of half a row tile meets the
+// others at a counter and then merges its own slice of that half: 1 / pieces of the 16-byte chunks. This is done after all
+// items of a CTA are finished, so that nobody waits with work in hand; the launch is cooperative, so all pieces run.
+#pragma once
+#include "mlagen/roles/sm90/epilogue.cuh"
+
+namespace mlagen {
+
+template <class Traits>
+struct Merge {
+  using Element = typename Traits::Element;
+  static constexpr int kChunks = kHalf / 8;  // 16-byte chunks of half a row
+  typename Traits::Params const& p;
+  typename Traits::Smem& smem;
+  Place<Traits> const& place;
+  int half;
+
+  // Scratch in the warpgroup's own half of the (now idle) kv ring.
+  __device__ __forceinline__ int* slots() const { return reinterpret_cast<int*>(smem.kv + half * kHalfBytes); }
+  __device__ __forceinline__ float* weights() const {
+    return reinterpret_cast<float*>(smem.kv + half * kHalfBytes + Traits::kMaxSplit * int(sizeof(int)));
+  }
+
+  __device__ __forceinline__ void run(int which) const {
+    MergeDuty const duty = smem.duty[which];
+    if (duty.pieces == 0) return;
+    Assignment<Traits> const mine(p, place, WorkItem{duty.row, 0, duty.group, 0, 0, 0});
+    if (mine.tile >= p.tiles || (mine.pair_splits && place.rank != half)) return;
+    Epilogue<Traits> const epilogue{p, smem, place, half};
+    find_slots(duty);
+    if (thread_in_group() == 0) {
+      unsigned const* const counter = p.counters + place.cta_of(p, duty.first_team) * 2 + half;
+      unsigned const before = smem.arrival[which * 2 + half];
+      while (((before ^ load_acquire(counter)) & 0x80000000u) == 0) {
+      }
+    }
+    epilogue.group_sync();  // all pieces are written
+    QueryRows<Traits> const rows{p, duty.row, mine.tile};
+    int const all = rows.count() * kChunks;
+    int const begin = int((long long)duty.index * all / duty.pieces);
+    int const end = int((long long)(duty.index + 1) * all / duty.pieces);
+    find_weights(duty.pieces, begin / kChunks, ceil_div(end, kChunks), rows);
+    epilogue.group_sync();
+    add_up(duty.pieces, begin, end, rows);
+    epilogue.group_sync();  // the scratch may be used again
+  }
+
+ private:
+  // The partial slot of every piece, in the order of the keys.
+  __device__ __forceinline__ void find_slots(MergeDuty const& duty) const {
+    Schedule<Traits> const schedule(p, smem.walk[0]);
+    for (int i = thread_in_group(); i < duty.pieces; i += kWarpGroup) {
+      RowCut<Traits> const cut{schedule, duty.base, duty.cost, 0, 1, max_of(duty.cuts, 1)};
+      bool const scattered = duty.cuts > 0 && cut.scattered();
+      int const team = scattered ? cut.middle(i) / schedule.span : duty.first_team + i;
+      slots()[i] = place.cta_of(p, team) * 2 + (i == 0 ? 1 : 0);
+    }
+  }
+
+  // One warp a row: what each piece counts for, and the row's log-sum-exp by the warpgroup that holds its first chunk.
+  __device__ __forceinline__ void find_weights(int pieces, int first_row, int end_row, QueryRows<Traits> const& rows) const {
+    int const lane = lane_id();
+    for (int row = first_row + warp_in_group(); row < end_row; row += 4) {
+      float top = negative_infinity(), sum = 0.f;
+      for (int i = lane; i < pieces; i += 32) top = fmaxf(top, partial_lse(i, row));
+#pragma unroll
+      for (int s = 16; s > 0; s /= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, s));
+      float const reference = top == negative_infinity() ? 0.f : top;
+      for (int i = lane; i < pieces; i += 32) sum += exp2_approx(partial_lse(i, row) - reference);
+#pragma unroll
+      for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(kFullWarp, sum, s);
+      float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+      for (int i = lane; i < pieces; i += 32) {
+        weights()[(row - first_row) * pieces + i] = exp2_approx(partial_lse(i, row) - reference) * inverse;
+      }
+      if (half == 0 && lane == 0 && p.lse != nullptr) {
+        *rows.lse(row) = sum == 0.f ? negative_infinity() : (reference + log2_approx(sum)) * kLn2;
+      }
+    }
+  }
+  __device__ __forceinline__ float partial_lse(int piece, int row) const {
+    return __ldcg(p.partial_lse + ((long long)slots()[piece] * 2 + half) * kBlockM + row);
+  }
+
+  // Chunks [begin, end) of the half tile, several threads a chunk where there are fewer chunks than threads.
+  __device__ __forceinline__ void add_up(int pieces, int begin, int end, QueryRows<Traits> const& rows) const {
+    int sharers = 1;
+    while (sharers < 32 && 2 * sharers * (end - begin) <= kWarpGroup) sharers *= 2;
+    int const thread = thread_in_group(), sharer = thread % sharers, first_row = begin / kChunks;
+    int const rounds = ceil_div(end - begin, kWarpGroup / sharers);
+    for (int r = 0; r < rounds; ++r) {
+      int const chunk = begin + r * (kWarpGroup / sharers) + thread / sharers;
+      bool const valid = chunk < end;
+      int const row = chunk / kChunks, column = half * kHalf + chunk % kChunks * 8;
+      float sum[8] = {};
+      if (valid) {
+        float const* const weight = weights() + (row - first_row) * pieces;
+        auto const* const partial = static_cast<Element const*>(p.partial_out) + row * kLatent + column;
+#pragma unroll 8
+        for (int i = sharer; i < pieces; i += sharers) {
+          uint4 const v = __ldcg(reinterpret_cast<uint4 const*>(partial + (long long)slots()[i] * (kBlockM * kLatent)));
+          add(sum, v, weight[i]);
+        }
+      }
+      for (int s = 1; s < sharers; s *= 2) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[e] += __shfl_xor_sync(kFullWarp, sum[e], s);
+      }
+      if (valid && sharer == 0) {
+        *reinterpret_cast<uint4*>(rows.out(row) + column) =
+            make_uint4(pack<Element>(sum[0], sum[1]), pack<Element>(sum[2], sum[3]), pack<Element>(sum[4], sum[5]),
+                       pack<Element>(sum[6], sum[7]));
+      }
+    }
+  }
+  __device__ __forceinline__ static void add(float (&sum)[8], uint4 v, float weight) {
+    unsigned const pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float2 const x = unpack<Element>(pairs[i]);
+      sum[2 * i] += weight * x.x;
+      sum[2 * i + 1] += weight * x.y;
+    }
+  }
+};
+
+}  // namespace mlagen

@@ -1,0 +1,315 @@
+// The schedule: how the work of one launch is cut among teams, derived on the device from the lengths alone.
+//
+// A *team* is units_per_team neighbouring units (CTAs, or clusters of two) that walk the same keys of neighbouring row
+// tiles at the same time. All work lies on one line: group after group of row tiles, in it row after row, in it the cost of
+// starting a piece and then the row's blocks of 64 keys. Team t owns [t W, (t + 1) W) of the line.
+//  - balanced (no split counts given): the ends of the ranges are the cuts. A row that would meet one team more than
+//    max_split gives its smaller end away to its other teams.
+//  - given counts: row i is cut into min(k, blocks) equal pieces; a piece goes to the team that owns its middle, and
+//    neighbouring pieces of a row on one team become one.
+// A team meets at most two rows that it shares with others: the first and the last of its list.
+#pragma once
+#include "mlagen/base.cuh"
+
+namespace mlagen {
+
+constexpr int kWorkCapacity = 32;  // rows that one warp looks at at once
+constexpr int kBlockUnits = 2;     // units of the line per block; 1 where a pair of CTAs splits the keys of one tile
+
+struct WorkItem {
+  int row;     // batch index
+  int length;  // keys of the row, clamped
+  int group;   // group of row tiles
+  int first_block, end_block;
+  int flags;   // kSplit, kFirstPiece
+  static constexpr int kSplit = 1, kFirstPiece = 2;
+};
+
+struct WorkList {
+  WorkItem item[kWorkCapacity];
+  int count;
+  int more;  // the team has rows beyond this list
+};
+
+// What merging one row that several teams share needs to know.
+struct MergeDuty {
+  int row, group;
+  int pieces;      // teams that hold a piece
+  int index;       // ours among them
+  int first_team;  // holder of piece 0
+  int base, cost, cuts;  // place on the line and, when pieces may lie on teams that are not neighbours, their number
+};
+
+// A walk at rest.
+struct WalkState {
+  int span, line_even, line_single;
+  int group, row, position;
+};
+
+// The launch as the schedule sees it.
+template <class Traits>
+struct Schedule {
+  typename Traits::Params const& params;
+  int span;         // W
+  int line_even;    // length of the line of a group whose blocks count two units
+  int line_single;  // the same where they count one
+
+  __device__ __forceinline__ explicit Schedule(typename Traits::Params const& p) : params(p) {}
+  __device__ __forceinline__ Schedule(typename Traits::Params const& p, WalkState const& state)
+      : params(p), span(state.span), line_even(state.line_even), line_single(state.line_single) {}
+
+  __device__ __forceinline__ bool balanced() const { return params.num_splits == nullptr && params.uniform_splits == 0; }
+
+  __device__ __forceinline__ int length(int row) const {
+    return clamp_to(params.cache_seqlens[row], 0, params.max_len);
+  }
+  // Pieces that the caller asks for; 1 in balanced mode, where the ranges decide.
+  __device__ __forceinline__ int cuts(int row, int blocks) const {
+    if (balanced()) return 1;
+    int const asked = params.num_splits != nullptr ? params.num_splits[row] : params.uniform_splits;
+    return max_of(min_of(clamp_to(asked, 1, Traits::kMaxSplit), blocks), 1);
+  }
+  // A group made of nothing but the odd last tile is worked on by pairs that split its keys.
+  __device__ __forceinline__ int block_units(int group) const {
+    bool const single = Traits::kCtaGroup == 2 && params.units_per_team == 1 && group == params.groups - 1 &&
+                        params.tiles % 2 == 1;
+    return single ? 1 : kBlockUnits;
+  }
+  __device__ __forceinline__ static int start_units(int cuts) { return Traits::kPieceCost * kBlockUnits * cuts; }
+  __device__ __forceinline__ int line(int group) const { return block_units(group) == 1 ? line_single : line_even; }
+  __device__ __forceinline__ int group_base(int group) const { return group * line_even; }
+
+  // Sums over all rows, by one warp. Lane i ends with the sums of the rows before its chunk of ceil(b / 32) rows.
+  __device__ __forceinline__ void measure(int& blocks_before, int& starts_before) {
+    int const lane = lane_id(), chunk = ceil_div(params.batch, 32);
+    int blocks = 0, starts = 0, longest = 0;
+    for (int i = lane * chunk, end = min_of((lane + 1) * chunk, params.batch); i < end; ++i) {
+      int const n = ceil_div(length(i), kBlockN);
+      blocks += n;
+      starts += start_units(cuts(i, n));
+      longest = max_of(longest, n);
+    }
+    int blocks_to = blocks, starts_to = starts;
+#pragma unroll
+    for (int s = 1; s < 32; s *= 2) {
+      int const b = __shfl_up_sync(kFullWarp, blocks_to, s), c = __shfl_up_sync(kFullWarp, starts_to, s);
+      if (lane >= s) blocks_to += b, starts_to += c;
+      longest = max_of(longest, __shfl_xor_sync(kFullWarp, longest, s));
+    }
+    blocks_before = blocks_to - blocks;
+    starts_before = starts_to - starts;
+    int const all_blocks = __shfl_sync(kFullWarp, blocks_to, 31), all_starts = __shfl_sync(kFullWarp, starts_to, 31);
+    line_even = all_blocks * kBlockUnits + all_starts;
+    line_single = all_blocks + all_starts;
+    int const total = group_base(params.groups - 1) + line(params.groups - 1);
+    span = max_of(ceil_div(total, params.teams), 1);
+    if (balanced()) {
+      int const units = params.groups == 1 ? block_units(0) : kBlockUnits;
+      span = max_of(max_of(span, ceil_div(longest * units + start_units(1), Traits::kMaxSplit)), units);
+    }
+  }
+};
+
+// One row of one group on the line, and the part of it that a team holds.
+template <class Traits>
+struct RowCut {
+  Schedule<Traits> const& schedule;
+  int base, cost;     // place on the line
+  int blocks, units;  // blocks of the row, units of the line per block
+  int cuts;           // pieces asked for (given counts only)
+
+  // Middle of piece p on the line.
+  __device__ __forceinline__ int middle(int p) const {
+    return base + int((2ll * p + 1) * cost / (2ll * cuts));
+  }
+  // The first piece whose middle is at or behind `position`.
+  __device__ __forceinline__ int piece_at(int position) const {
+    long long const behind = (long long)position - base;
+    if (behind <= 0) return 0;
+    long long const p = (2ll * cuts * behind - cost + 2ll * cost - 1) / (2ll * cost);
+    return int(p < cuts ? p : cuts);
+  }
+  __device__ __forceinline__ int block_at(int position) const {
+    return clamp_to((position - base - schedule.start_units(1)) / units, 0, blocks);
+  }
+  // Pieces of given counts may skip teams when each is at least as long as a range.
+  __device__ __forceinline__ bool scattered() const { return cost >= (long long)cuts * schedule.span; }
+
+  struct Share {
+    bool any;
+    int first_block, end_block;
+    int pieces, index, first_team;
+  };
+
+  __device__ __forceinline__ Share given(int team) const {
+    Share s;
+    int const span = schedule.span, low = piece_at(team * span), high = piece_at((team + 1) * span);
+    int const last_team = middle(cuts - 1) / span;
+    s.any = high > low;
+    s.first_block = int((long long)low * blocks / cuts);
+    s.end_block = int((long long)high * blocks / cuts);
+    s.first_team = middle(0) / span;
+    s.pieces = scattered() ? cuts : last_team - s.first_team + 1;
+    s.index = scattered() ? low : team - s.first_team;
+    return s;
+  }
+
+  __device__ __forceinline__ Share balanced(int team) const {
+    Share s;
+    int const span = schedule.span;
+    int first = base / span, last = (base + cost - 1) / span;
+    int const head = (first + 1) * span - base, tail = base + cost - last * span;
+    // A row meets at most max_split + 1 ranges, since span >= cost / max_split: drop the smaller end of one too many.
+    bool const over = last - first + 1 > Traits::kMaxSplit, drop_head = over && head <= tail, drop_tail = over && !drop_head;
+    first += drop_head;
+    last -= drop_tail;
+    auto cut = [&](int t) {  // where team t begins
+      if (drop_head) return base + int((long long)(cost - tail) * (t - first) / max_of(last - first, 1));
+      if (drop_tail) return base + head + int((long long)(cost - head) * (t - first - 1) / max_of(last - first, 1));
+      return t * span;
+    };
+    int holder = first;  // the first team with a block: the cost of starting lies before it
+    while (holder < last && block_at(cut(holder + 1)) == 0) ++holder;
+    s.any = blocks == 0 ? team == first : team >= holder && team <= last;
+    s.first_block = team <= holder ? 0 : block_at(cut(team));
+    s.end_block = team >= last ? blocks : block_at(cut(team + 1));
+    s.first_team = holder;
+    s.pieces = last - holder + 1;
+    s.index = team - holder;
+    if (blocks == 0) s.end_block = 0, s.pieces = 1, s.index = 0, s.first_team = first;
+    return s;
+  }
+
+  __device__ __forceinline__ Share share(int team) const {
+    return schedule.balanced() ? balanced(team) : given(team);
+  }
+};
+
+// The walk of one warp over its team's part of the line, 32 rows at a time.
+template <class Traits>
+struct TeamWalk {
+  Schedule<Traits> schedule;
+  int team;
+  int group, row;  // the next row to look at
+  int position;    // its place on the line
+
+  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params, int team_) : schedule(params), team(team_) {
+    int blocks_before, starts_before;
+    schedule.measure(blocks_before, starts_before);
+    int const begin = team * schedule.span, last_group = params.groups - 1;
+    group = schedule.line_even > 0 ? min_of(begin / schedule.line_even, last_group) : 0;
+    int const before = schedule.group_base(group) + blocks_before * schedule.block_units(group) + starts_before;
+    // Chunks of rows that begin at or before our range; the last of them holds its beginning.
+    unsigned const reached = __ballot_sync(kFullWarp, before <= begin);
+    int const chunk = 31 - __clz(int(reached | 1u));
+    row = min_of(chunk * ceil_div(params.batch, 32), params.batch);
+    position = __shfl_sync(kFullWarp, before, chunk);
+  }
+
+  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params, int team_, WalkState const& state)
+      : schedule(params, state), team(team_), group(state.group), row(state.row), position(state.position) {}
+  __device__ __forceinline__ WalkState state() const {
+    return {schedule.span, schedule.line_even, schedule.line_single, group, row, position};
+  }
+
+  __device__ __forceinline__ bool finished() const {
+    return group >= schedule.params.groups || position >= (team + 1) * schedule.span;
+  }
+
+  // Looks at the next rows of the group, one a lane. Calls emit(slot, item, share, cut) for each row with a share,
+  // slots counted from `count`; returns the new count.
+  template <class Emit>
+  __device__ __forceinline__ int step(int count, Emit emit) {
+    auto const& p = schedule.params;
+    int const lane = lane_id(), mine = row + lane, rows = min_of(32, p.batch - row);
+    bool const exists = lane < rows;
+    int const keys = exists ? schedule.length(mine) : 0, blocks = ceil_div(keys, kBlockN);
+    int const cuts = exists ? schedule.cuts(mine, blocks) : 1, units = schedule.block_units(group);
+    int const cost = exists ? blocks * units + schedule.start_units(cuts) : 0;
+    int upto = cost;
+#pragma unroll
+    for (int s = 1; s < 32; s *= 2) {
+      int const other = __shfl_up_sync(kFullWarp, upto, s);
+      if (lane >= s) upto += other;
+    }
+    RowCut<Traits> const cut{schedule, position + upto - cost, cost, blocks, units, cuts};
+    bool const meets = exists && cut.base < (team + 1) * schedule.span && cut.base + cost > team * schedule.span;
+    typename RowCut<Traits>::Share share{};
+    if (meets) share = cut.share(team);
+    unsigned const holders = __ballot_sync(kFullWarp, meets && share.any);
+    if (meets && share.any) {
+      int flags = 0;
+      if (share.pieces > 1) flags = WorkItem::kSplit | (share.index == 0 ? WorkItem::kFirstPiece : 0);
+      WorkItem const item{mine, keys, group, share.first_block, share.end_block, flags};
+      emit(count + __popc(holders & ((1u << lane) - 1)), item, share, cut);
+    }
+    position += __shfl_sync(kFullWarp, upto, 31);
+    row += rows;
+    if (row >= p.batch) {
+      row = 0;
+      ++group;
+    }
+    return count + __popc(holders);
+  }
+};
+
+// Which team of the launch a CTA belongs to, and which of its units it is part of.
+template <class Traits>
+struct Place {
+  int team, unit, rank;  // rank: CTA of the unit's cluster
+  __device__ __forceinline__ Place(typename Traits::Params const& p, int cta) {
+    rank = cta % Traits::kCtaGroup;
+    int const index = cta / Traits::kCtaGroup;
+    unit = index % p.units_per_team;
+    team = index / p.units_per_team;
+  }
+  // The CTA at the same place of another team.
+  __device__ __forceinline__ int cta_of(typename Traits::Params const& p, int other_team) const {
+    return (other_team * p.units_per_team + unit) * Traits::kCtaGroup + rank;
+  }
+};
+
+// What this CTA does of one item.
+template <class Traits>
+struct Assignment {
+  int tile;          // row tile; >= tiles where this unit has none in the group
+  bool pair_splits;  // the two CTAs of the cluster share one tile and split its keys
+  int first_block, blocks;  // blocks that this CTA works on
+  int ring_blocks;   // places that the item takes in the ring: the larger count of the pair
+
+  __device__ __forceinline__ Assignment(typename Traits::Params const& p, Place<Traits> const& place, WorkItem const& item) {
+    int const unit = item.group * p.units_per_team + place.unit;
+    int const all = item.end_block - item.first_block;
+    pair_splits = Traits::kCtaGroup == 2 && unit * 2 + 1 == p.tiles;
+    tile = pair_splits ? unit * 2 : unit * Traits::kCtaGroup + place.rank;
+    ring_blocks = pair_splits ? ceil_div(all, 2) : all;
+    first_block = item.first_block + (pair_splits && place.rank == 1 ? ring_blocks : 0);
+    blocks = pair_splits && place.rank == 1 ? all - ring_blocks : ring_blocks;
+    if (tile >= p.tiles) ring_blocks = blocks = 0;
+  }
+};
+
+// Entry point of the read-back kernel: one warp a CTA appends rows {row, tile, first key, last key, CTA, flags} to `out`.
+template <class Traits>
+__device__ __forceinline__ void sm90_schedule(typename Traits::Params const& params, int* out, int* count, int capacity) {
+  int const cta = int(blockIdx.x);
+  Place<Traits> const place(params, cta);
+  TeamWalk<Traits> walk(params, place.team);
+  while (!walk.finished()) {
+    walk.step(0, [&](int, WorkItem const& item, auto const&, auto const&) {
+      Assignment<Traits> const mine(params, place, item);
+      if (mine.tile >= params.tiles || (mine.pair_splits && mine.blocks == 0 && place.rank == 1)) return;
+      int const at = atomicAdd(count, 1);
+      if (at >= capacity) return;
+      int* const line = out + 6ll * at;
+      line[0] = item.row;
+      line[1] = mine.tile;
+      line[2] = mine.first_block * kBlockN;
+      line[3] = min_of((mine.first_block + mine.blocks) * kBlockN, item.length);
+      line[4] = cta;
+      line[5] = item.flags & WorkItem::kSplit ? 2 : 1;
+    });
+  }
+}
+
+}  // namespace mlagen
