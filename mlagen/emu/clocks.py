@@ -128,7 +128,8 @@ class Shadow:
         clock = actor.clock
         writer = self.writer[at]
         late = clock[writer] < self.written[at]
-        self.reads[self.column(actor.index), at] = clock[actor.index]
+        column = self.column(actor.index)
+        self.reads[column, at] = clock[actor.index]
         return int(writer[late][0]) if late.any() else None
 
     def write(self, actor: Actor, at: npt.NDArray[np.int64] | slice) -> tuple[str, int] | None:
