@@ -9,6 +9,7 @@ from mlagen import check, heuristics, runtime, worklist
 from mlagen.errors import InputError
 from mlagen.layout import D_LATENT
 from mlagen.problem import Problem
+from mlagen.resolve import resolve
 from mlagen.spec import KernelSpec
 
 
@@ -165,7 +166,7 @@ def schedule(
 
 def _resolve(spec: KernelSpec | str) -> KernelSpec:
     if isinstance(spec, str):
-        return KernelSpec.from_name(spec)
+        return resolve(spec)
     if not isinstance(spec, KernelSpec):
         raise InputError(f"spec is a {type(spec).__name__}; a KernelSpec or a kernel name is needed")
     return spec

@@ -11,6 +11,7 @@ from mlagen.casework import Call, Case, draw, split_counts
 from mlagen.errors import DeviceError
 from mlagen.problem import Problem
 from mlagen.reference import reference, same_precision
+from mlagen.resolve import resolve
 from mlagen.spec import KernelSpec
 from mlagen.tolerance import Margin, compare
 
@@ -119,7 +120,7 @@ def verify_each(
     launcher: runtime.Launcher | None = None,
 ) -> Iterator[CaseResult]:
     """As verify, one result at a time, for a progress display."""
-    spec = KernelSpec.from_name(spec) if isinstance(spec, str) else spec
+    spec = resolve(spec) if isinstance(spec, str) else spec
     place = "cpu"
     if launcher is None:
         place = f"cuda:{device}"
