@@ -1,0 +1,98 @@
+"""`mlagen show`: the plan of one kernel, its source or its machine code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from mlagen.cli.common import json_option, print_json, table
+from mlagen.plan import make_plan
+from mlagen.plan.model import Plan
+from mlagen.render import render
+from mlagen.resolve import resolve
+
+
+@click.command("show")
+@click.argument("name")
+@click.option("--source", is_flag=True, help="Print the rendered source.")
+@click.option("--ptx", is_flag=True, help="Print the PTX; builds the kernel if needed.")
+@click.option("--sass", is_flag=True, help="Print the machine code; builds the kernel if needed.")
+@json_option
+def command(name: str, source: bool, ptx: bool, sass: bool, as_json: bool) -> None:
+    """Show roles, registers, barriers, shared-memory map, parameters and launch of a kernel."""
+    spec = resolve(name)
+    plan = make_plan(spec)
+    texts: dict[str, str] = {"source": render(plan)} if source else {}
+    if ptx or sass:
+        from mlagen.build import load_artifact
+        from mlagen.sass import disassemble
+
+        artifact = load_artifact(spec)
+        texts |= {"ptx": artifact.ptx.decode()} if ptx else {}
+        texts |= {"sass": disassemble(artifact.cubin)} if sass else {}
+    if as_json:
+        print_json({"name": spec.name, **_as_json(plan), **texts})
+    elif texts:
+        click.echo("\n".join(texts.values()), nl=False)
+    else:
+        _print(plan)
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    value = asdict(plan)
+    value["spec"] |= {key: str(value["spec"][key]) for key in ("arch", "q_dtype", "kv_dtype")}
+    return {**value, "smem_free": plan.smem_free}
+
+
+def _print(plan: Plan) -> None:
+    spec, launch = plan.spec, plan.launch
+    click.echo(plan.name)
+    click.echo(
+        f"spec    arch={spec.arch} q={spec.q_dtype} kv={spec.kv_dtype} h_q={spec.h_q} "
+        f"page_size={spec.page_size} max_split={spec.max_split} cta_group={spec.cta_group} {spec.tuning.text}"
+    )
+    click.echo(
+        f"launch  threads={launch.threads} cluster={launch.cluster} cooperative={launch.cooperative} "
+        f"registers={launch.registers}"
+    )
+    click.echo(f"budget  smem={plan.smem_bytes} of {plan.smem_limit} B ({plan.smem_free} free)")
+    table(
+        "roles",
+        ("role", "warps", "registers", "function"),
+        [(row.name, f"{row.first_warp}..{row.last_warp}", row.registers, row.function) for row in plan.roles],
+    )
+    table(
+        "mbarriers",
+        ("barrier", "stages", "arrivals", "bytes", "from", "to", "one phase means"),
+        [
+            (row.name, row.stages, row.arrivals, row.tx_bytes, row.producer, row.consumer, row.meaning)
+            for row in plan.mbarriers
+        ],
+    )
+    table(
+        "named barriers",
+        ("barrier", "id", "threads", "meaning"),
+        [(row.name, row.id, row.threads, row.meaning) for row in plan.named_barriers],
+    )
+    table(
+        "shared memory",
+        ("region", "offset", "bytes", "align", "lifetime"),
+        [(row.name, row.offset, row.nbytes, row.align, row.lifetime) for row in plan.smem],
+    )
+    table(
+        f"parameters ({plan.params_bytes} B)",
+        ("field", "type", "offset", "meaning"),
+        [(row.name, row.cpp_type, row.offset, row.meaning) for row in plan.params],
+    )
+    table(
+        "tensor maps",
+        ("map", "box, innermost first", "swizzle", "meaning"),
+        [(row.name, " x ".join(map(str, row.box)), row.swizzle, row.meaning) for row in plan.tensor_maps],
+    )
+    table(
+        "constants",
+        ("constant", "value", "meaning"),
+        [(row.name, row.value, row.meaning) for row in plan.constants],
+    )
