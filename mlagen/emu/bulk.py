@@ -92,7 +92,7 @@ def load_targets(
         same = barrier_cta.rank == region.cta.rank
         if not same and not (pair and barrier_cta.rank >> 1 == region.cta.rank >> 1):
             raise EmulatorError(
-                f"data goes to CTA {region.cta.rank} , the mbarrier is in CTA {barrier_cta.rank}; "
+                f"data goes to CTA {region.cta.rank}, the mbarrier is in CTA {barrier_cta.rank}; "
                 + ("the two must be of one pair" if pair else "without .cta_group::2 they must be in one CTA")
             )
         return [Target(region, warp.mbarrier(barrier_address, "async"))]
