@@ -93,13 +93,15 @@ def run(problem: Problem, spec: KernelSpec, launcher: runtime.Launcher, want_lse
     scratch: Any = problem.tensors.get("workspace")
     if scratch is None and needed:
         scratch = problem.like.new_empty((needed,), dtype=_torch().uint8)
-    out, log_sum = _outputs(problem, True)
-    launcher.decode(
-        spec,
-        problem,
-        runtime.Outputs(out.data_ptr(), log_sum.data_ptr(), scratch.data_ptr() if needed else 0),
+    result = _outputs(problem, want_lse)
+    out, log_sum = result if want_lse else (result, None)
+    addresses = runtime.Outputs(
+        out=out.data_ptr(),
+        lse=0 if log_sum is None else log_sum.data_ptr(),
+        workspace=scratch.data_ptr() if needed else 0,
     )
-    return (out, log_sum) if want_lse else out
+    launcher.decode(spec, problem, addresses)
+    return result
 
 
 def workspace_size(spec: KernelSpec | str, b: int, s_q: int, *, device: Any) -> int:

@@ -1,12 +1,13 @@
 """Library-owned counters through which the pieces of a row meet.
 
-A slot is one counter per CTA. It is zeroed once, when it is created: every launch adds exactly 2^31 in total
+A slot is two counters per CTA. It is zeroed once, when it is created: every launch adds exactly 2^31 in total
 to each counter that it uses, so bit 31 flips once per launch and nothing is ever reset.
 
 Two launches that may run at the same time must not share a slot. Launches of one stream follow each other, so
 a stream has one slot; inside a captured graph the launches of one captured stream follow each other, so a
 slot belongs to a (capture, stream) pair and branches of a graph have their own. Slots are never given back: a
-graph may be replayed at any later time. A slot is `slot_bytes` long, 640 B on a GPU with 132 multiprocessors.
+graph may be replayed at any later time. A slot is `slot_bytes` long, 1152 B on a GPU with 132
+multiprocessors.
 
 Limits, by design:
 
@@ -23,6 +24,7 @@ import threading
 from typing import Any
 
 from mlagen.driver import Gpu, call, capture_id, outside_capture
+from mlagen.launch_shape import COUNTERS_PER_CTA
 
 SLOTS_PER_CHUNK = 64
 _ALIGN = 128
@@ -31,8 +33,8 @@ _POOLS: dict[int, CounterPool] = {}
 
 
 def slot_bytes(sm_count: int) -> int:
-    """Bytes of one slot: a 32-bit counter for each CTA that can be resident, rounded up to 128."""
-    return -(-4 * sm_count // _ALIGN) * _ALIGN
+    """Bytes of one slot: the 32-bit counters of each CTA that can be resident, rounded up to 128."""
+    return -(-4 * COUNTERS_PER_CTA * sm_count // _ALIGN) * _ALIGN
 
 
 class CounterPool:

@@ -15,7 +15,9 @@ D_LATENT = 512
 MAX_UNITS_PER_TEAM = 8
 PARTIALS_PER_CTA = 2
 PARTIAL_BYTES = TILE_ROWS * D_LATENT * 2
-PARTIAL_LSE_BYTES = TILE_ROWS * 4
+HALVES = 2  # the two accumulators keep their own copy of what they need to merge
+PARTIAL_LSE_BYTES = HALVES * TILE_ROWS * 4
+COUNTERS_PER_CTA = HALVES
 
 
 @dataclass(frozen=True, slots=True)

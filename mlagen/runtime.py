@@ -37,7 +37,7 @@ _MAX_MAPS_A_CALL = 64
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Device addresses that the library chose for one call: outputs and scratch."""
+    """Device addresses of what one call writes; 0 for an LSE that nobody wants and for scratch not needed."""
 
     out: int
     lse: int

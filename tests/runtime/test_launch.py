@@ -8,14 +8,18 @@ import struct
 import threading
 
 import pytest
-from fakes import FakeDriver, FakeTensor, arguments, contract_plan, install
+from fakes import FakeDriver, FakeTensor, arguments, install
 
 from mlagen import api, runtime
 from mlagen.errors import DeviceError
 from mlagen.launch_shape import launch_shape
+from mlagen.plan import make_plan
 from mlagen.problem import Problem
 from mlagen.runtime import CudaLauncher, Outputs
 from mlagen.spec import KernelSpec
+
+SMEM = make_plan(KernelSpec("sm_90a", "bf16", "bf16", 16, 64, 16, 1)).launch.smem_bytes
+PAIR_SMEM = make_plan(KernelSpec("sm_90a", "bf16", "bf16", 128, 64, 16, 2)).launch.smem_bytes
 
 
 def make_spec(**changes):
@@ -25,7 +29,6 @@ def make_spec(**changes):
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(runtime, "make_plan", contract_plan)
     monkeypatch.setattr(runtime, "_cubin", lambda spec: spec.name.encode())
     return install(monkeypatch, FakeDriver(devices=2))
 
@@ -49,7 +52,7 @@ def test_launch_shape_and_attributes(fake):
     launch = fake.launches[-1]
     assert launch["function"] == make_spec().name
     assert launch["grid"] == (132, 1, 1) and launch["block"] == (384, 1, 1)
-    assert launch["smem"] == 221216 and launch["extra"] == 0
+    assert launch["smem"] == SMEM and launch["extra"] == 0
     assert launch["attributes"] == {"COOPERATIVE": 1} and launch["count"] == 1
 
 
@@ -59,13 +62,13 @@ def test_pair_launch_uses_clusters_that_fit(fake):
     launch = fake.launches[-1]
     assert launch["grid"] == (120, 1, 1)
     assert launch["attributes"] == {"COOPERATIVE": 1, "CLUSTER_DIMENSION": (2, 1, 1)}
-    assert ("clusters", 132, 221216) in fake.log
+    assert ("clusters", 132, PAIR_SMEM) in fake.log
 
 
 def test_parameters_lie_where_the_plan_says(fake):
     spec = make_spec()
     _, problem = decode(spec, num_splits=7)
-    plan = contract_plan(spec)
+    plan = make_plan(spec)
     shape = launch_shape(spec, 1, 132)
     expected = {
         "block_table": 0x30000000,
@@ -108,7 +111,7 @@ def test_second_call_of_a_layout_replaces_every_value(fake):
     }
     decode(**tensors)
     decode(**{**tensors, "num_splits": None})
-    plan = contract_plan(make_spec())
+    plan = make_plan(make_spec())
     assert field(fake, plan, "q_nope") == 0x12000000
     assert field(fake, plan, "num_splits") == 0 and field(fake, plan, "uniform_splits") == 0
     assert field(fake, plan, "causal") == 0
@@ -128,7 +131,7 @@ def test_pairs_strides_and_views_reach_the_kernel(fake):
         block_table=FakeTensor((2, 4), "torch.int32", strides=(33, 1), pointer=0x30000000),
         out=FakeTensor((2, 1, 16, 512), strides=(20000, 20000, 1024, 1), pointer=0x50000000),
     )
-    plan = contract_plan(spec)
+    plan = make_plan(spec)
     assert field(fake, plan, "q_pe") == 0x11000000
     assert field(fake, plan, "q_pe_stride_h") == 64 and field(fake, plan, "q_nope_stride_h") == 512
     assert field(fake, plan, "block_table_stride") == 33
@@ -193,7 +196,7 @@ def test_other_device_is_used_and_restored(fake):
     loads = [entry for entry in fake.log if entry[0] == "load"]
     assert [entry[2] for entry in loads] == [0xC0, 0xC1]
     attributes = [entry for entry in fake.log if entry[0] == "attribute"]
-    assert [(entry[3], entry[4]) for entry in attributes] == [(221216, 0xC0), (221216, 0xC1)]
+    assert [(entry[3], entry[4]) for entry in attributes] == [(SMEM, 0xC0), (SMEM, 0xC1)]
     assert all("MAX_DYNAMIC_SHARED" in entry[2] for entry in attributes)
 
 
@@ -217,7 +220,7 @@ def test_stream_is_asked_for_on_every_call(fake):
     streams = iter([5, 9, 5])
     launcher = CudaLauncher(0, stream=lambda problem: next(streams))
     problem = Problem.from_tensors(**arguments())
-    plan = contract_plan(make_spec())
+    plan = make_plan(make_spec())
     slots = []
     for _ in range(3):
         launcher.decode(make_spec(), problem, Outputs(0x500000, 0x600000, 0x700000))
@@ -232,7 +235,7 @@ def test_never_split_needs_no_counters_and_no_workspace(fake):
     launcher = runtime.launcher(0)
     assert launcher.workspace_bytes(spec, 2, 1) == 0
     launcher.decode(spec, problem, Outputs(0x500000, 0x600000, 0))
-    plan = contract_plan(spec)
+    plan = make_plan(spec)
     assert [field(fake, plan, name) for name in ("counters", "partial_out", "partial_lse")] == [0, 0, 0]
     assert not any(entry[0] == "alloc" for entry in fake.log)
 
@@ -264,7 +267,7 @@ def test_refused_tensor_map_shows_its_numbers(fake):
 
 def test_threads_do_not_mix_their_parameters(fake):
     decode()
-    plan = contract_plan(make_spec())
+    plan = make_plan(make_spec())
     seen = []
     launch = fake.cuLaunchKernelEx
 
@@ -299,7 +302,7 @@ def test_schedule_entry(fake):
 
 def test_workspace_depends_on_the_grid_alone(fake):
     one, two = make_spec(h_q=128, cta_group=1), make_spec(h_q=128, cta_group=2)
-    per_cta = 2 * (65536 + 256)
+    per_cta = 2 * (65536 + 512)
     assert api.workspace_size(one, 1, 1, device="cuda:0") == 132 * per_cta
     assert api.workspace_size(two, 1, 1, device=0) == 132 * per_cta
     assert api.workspace_size(one, 1000, 4, device="cuda:1") == 128 * per_cta  # 8 tiles: 16 teams of 8
