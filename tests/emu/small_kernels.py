@@ -37,9 +37,16 @@ def kernel(body: str, params: Sequence[str] = (), arch: str = "sm_90a", register
 
 
 def run(
-    text: str, arrays: Sequence[Any], extra: Sequence[Any] = (), *, block: int = 128, grid: int = 1, cluster: int = 1,
-    dynamic_shared: int = 65536, **options: Any,
-) -> LaunchResult:  # fmt: skip
+    text: str,
+    arrays: Sequence[Any],
+    extra: Sequence[Any] = (),
+    *,
+    block: int = 128,
+    grid: int = 1,
+    cluster: int = 1,
+    dynamic_shared: int = 65536,
+    **options: Any,
+) -> LaunchResult:
     """Run `k` with the addresses of the arrays, then the extra arguments, as parameters."""
     emulator = Emulator(text)
     args = [emulator.array(a) for a in arrays]
