@@ -10,7 +10,6 @@ import pytest
 from checks import assert_right, check, run, same_bits
 
 import mlagen
-from mlagen import runtime
 from mlagen.casework import NEVER_READ_ID, Case, draw
 
 KERNELS = [
