@@ -102,8 +102,8 @@ def unswizzle(data: np.ndarray, swizzle: Swizzle) -> np.ndarray:
     return data.reshape(-1, 16)[chunks // 16].reshape(-1)
 
 
-LOAD_2D = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r11], [%rd3, {0, 0}], [%r10];"
 LOAD = "cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+LOAD_2D = LOAD.format(rank=2) + " [%r11], [%rd3, {0, 0}], [%r10];"
 LOAD_2D = LOAD.format(rank=2) + " [%r11], [%rd3, {0, 0}], [%r10];"
 
 
