@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from mlagen.emu.interfaces import EmulatorError
@@ -26,13 +27,19 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """All findings of a run, each once, with the number of times that it came up."""
+    """All findings of a run, each once, with the number of times that it came up.
+
+    Findings of one kind at one instruction with messages that differ only in numbers are one: the first is kept.
+    """
 
     counts: dict[Finding, int] = field(default_factory=dict)
+    first: dict[object, Finding] = field(default_factory=dict)
 
-    def add(self, finding: Finding) -> None:
-        """Count one finding."""
-        self.counts[finding] = self.counts.get(finding, 0) + 1
+    def add(self, finding: Finding, place: object) -> None:
+        """Count one finding. place: identifies the instruction."""
+        key = (finding.kind, place, re.sub(r"0x[0-9a-f]+|\d+", "", finding.message))
+        kept = self.first.setdefault(key, finding)
+        self.counts[kept] = self.counts.get(kept, 0) + 1
 
     @property
     def errors(self) -> list[Finding]:

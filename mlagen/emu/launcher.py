@@ -20,7 +20,7 @@ from mlagen.emu.emulator import Emulator, LaunchResult
 from mlagen.emu.names import Names
 from mlagen.emu.tensormap import ElementType, Swizzle, encode_tiled
 from mlagen.errors import DeviceError
-from mlagen.launch_shape import LaunchShape, launch_shape, workspace_bytes
+from mlagen.launch_shape import COUNTERS_PER_CTA, LaunchShape, launch_shape, workspace_bytes
 from mlagen.plan import make_plan
 from mlagen.plan.model import Entry, Plan
 from mlagen.plan.params import packer
@@ -78,7 +78,7 @@ class EmulatorLauncher:
         self.results: list[LaunchResult] = []
         self._ptx = ptx or _built_ptx
         self._texts: dict[KernelSpec, str] = {}
-        self._counters = np.zeros(max(self.options.sms, 1), np.uint32)
+        self._counters = np.zeros(max(self.options.sms, 1) * COUNTERS_PER_CTA, np.uint32)
 
     # ---- the Launcher protocol
 
@@ -286,6 +286,4 @@ def encode_map(numbers: TensorMap) -> bytes:
 def _built_ptx(spec: KernelSpec) -> str:
     from mlagen.build import load_artifact
 
-    artifact: Any = load_artifact(spec)
-    text: str = artifact.ptx
-    return text
+    return load_artifact(spec).ptx.decode()

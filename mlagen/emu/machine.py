@@ -10,7 +10,7 @@ import numpy as np
 from mlagen.emu.binder import Symbols
 from mlagen.emu.checks import CheckOptions, Checks
 from mlagen.emu.clocks import ClockDomain
-from mlagen.emu.codegen import Program, describe
+from mlagen.emu.codegen import Block, Program, describe
 from mlagen.emu.control import step_control
 from mlagen.emu.cta import Cluster, Cta, Group, Warp, Warpgroup
 from mlagen.emu.findings import Finding, Findings, SanitizerError
@@ -148,7 +148,10 @@ class Machine:
 
     def report(self, kind: str, message: str, warp: Warp | None = None) -> None:
         """A finding of a sanitizer."""
-        self.findings.add(Finding(kind, message, self.location(warp or self.current)))
+        warp = warp or self.current
+        op = self.current_op
+        place: object = op.name if op is not None else warp.at if warp is not None else None
+        self.findings.add(Finding(kind, message, self.location(warp)), place)
 
     def location(self, warp: Warp | None) -> str:
         """Where a warp is: CTA, warp, role, PTX line, source line."""
@@ -267,15 +270,24 @@ class Machine:
             else:
                 masked = not group.full
                 run = block.run[masked] or self.program.compile(block, masked)
-                if warp.inflight:
-                    self._check_inflight(warp, block.touched, block.stored)
+                if warp.inflight and self._touches_inflight(warp, group, block):
+                    continue
                 run(warp, group.mask)
                 group.pc = block.end
 
-    def _check_inflight(self, warp: Warp, touched: frozenset[int], stored: frozenset[int]) -> None:
-        bad = (touched & warp.inflight) | (stored & warp.inflight_read)
-        if bad and warp.on_touch is not None:
-            warp.on_touch(warp, frozenset(bad))
+    def _touches_inflight(self, warp: Warp, group: Group, block: Block) -> bool:
+        """Whether a block uses registers of unfinished wgmmas and has to sleep until they are done.
+
+        Undefined in the ISA, and reported; compilers make such code wait.
+        """
+        bad = (block.touched & warp.inflight) | (block.stored & warp.inflight_read)
+        if not bad or warp.on_touch is None:
+            return False
+        wait: Wait | None = warp.on_touch(warp, frozenset(bad))
+        if wait is None or wait.ready():
+            return False
+        group.wait = wait
+        return True
 
     def _choose(self, warp: Warp) -> Group | None:
         """The group to run next: lowest pc first, equal pcs merged; sleeping groups wake up. None when all
@@ -315,6 +327,8 @@ class Machine:
             if not lanes.any():
                 group.pc = block.end
                 return
+        if warp.inflight and self._touches_inflight(warp, group, block):
+            return
         run = block.run[0]
         assert run is not None
         group.waiting_lanes = lanes
@@ -329,11 +343,10 @@ class Machine:
     def _wake(self, warp: Warp, group: Group, result: Any) -> None:
         """Store the result of a blocking instruction and go on behind it."""
         block = self.program.blocks[group.pc]
-        assert block.finish is not None
-        if warp.inflight:
-            self._check_inflight(warp, block.touched, block.stored)
-        block.finish(warp, group.waiting_lanes, result)
         group.wait = None
+        if block.finish is None:
+            return
+        block.finish(warp, group.waiting_lanes, result)
         group.pc = block.end
 
     def _exit(self, warp: Warp) -> None:

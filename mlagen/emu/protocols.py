@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from mlagen.emu.interfaces import Array, AsyncOp
+    from mlagen.emu.interfaces import Array, AsyncOp, Wait
 
 
 class Stamp(Protocol):
@@ -203,7 +203,7 @@ class Warp(Protocol):
 
     inflight: set[int]
     inflight_read: set[int]
-    on_touch: Callable[[Warp, frozenset[int]], None] | None
+    on_touch: Callable[[Warp, frozenset[int]], Wait | None] | None
 
     @property
     def bulk_actor(self) -> Actor: ...

@@ -246,11 +246,15 @@ def _check_fence(form: WgmmaForm, warp: Warp, own: _WarpState) -> None:
             fenced[slot] = warp.registers[slot]
 
 
-def report_touch(warp: Warp, slots: frozenset[int]) -> None:
-    """A block touches registers of unfinished wgmmas."""
+def report_touch(warp: Warp, slots: frozenset[int]) -> Wait:
+    """A block touches registers of unfinished wgmmas: report it, and wait for them as compiled code would."""
     kind = "accumulator" if slots & warp.inflight else "A operand"
     warp.report(
         "wgmma", f"{len(slots)} {kind} registers of an unfinished wgmma are used before its wgmma.wait_group"
+    )
+    pending = list(_warp_state(warp).pending.values())
+    return Wait(
+        lambda: all(op.done for op in pending), lambda: None, lambda: "waits for wgmmas whose registers it uses"
     )
 
 
