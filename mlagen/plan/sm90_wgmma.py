@@ -40,7 +40,7 @@ BLOCK_M = 64  # rows of one tile
 BLOCK_N = 64  # keys of one block
 STAGES = 3  # a fourth would need 64 KB more than the SM has
 WORK_CAPACITY = 32  # items of one work list: rows that one warp looks at at once
-WORK_ITEM_BYTES, WORK_LIST_HEAD_BYTES, DUTY_BYTES, WALK_BYTES = 24, 8, 32, 24
+WORK_ITEM_BYTES, WORK_LIST_HEAD_BYTES, DUTY_BYTES, WALK_BYTES = 28, 8, 36, 24
 
 
 def make_plan(spec: KernelSpec) -> Plan:
@@ -128,8 +128,8 @@ def check_supported(spec: KernelSpec) -> None:
 
 def _roles() -> tuple[WarpRole, ...]:
     return (
-        WarpRole("scorer", 0, 4, 184, "Scorer"),
-        WarpRole("accumulator", 4, 8, 160, "Accumulator"),
+        WarpRole("scorer", 0, 4, 176, "Scorer"),
+        WarpRole("accumulator", 4, 8, 168, "Accumulator"),
     )
 
 
@@ -175,9 +175,9 @@ def _regions(pair: bool) -> tuple[SmemRegion, ...]:
         SmemRegion("stats", "float2", 2 * BLOCK_M, 8, 16, "log-sum-exp and 1 / sum by item parity"),
         SmemRegion("rescale", "float", 2 * BLOCK_M, 4, 16, "factors for O by block parity"),
         SmemRegion("rescale_flag", "unsigned", 8, 4, 16, "does a warp's 16 rows need them"),
-        SmemRegion("work", "mlagen::WorkList", 1, work, 8, "the team's next rows"),
-        SmemRegion("duty", "mlagen::MergeDuty", 2, DUTY_BYTES, 8, "rows shared with other teams, until merged"),
-        SmemRegion("walk", "mlagen::WalkState", 1, WALK_BYTES, 8, "where the walk over the rows rests"),
+        SmemRegion("work", "mlagen::WorkList", 1, work, 4, "the team's next rows"),
+        SmemRegion("duty", "mlagen::MergeDuty", 2, DUTY_BYTES, 4, "rows shared with other teams, until merged"),
+        SmemRegion("walk", "mlagen::WalkState", 1, WALK_BYTES, 4, "where the walk over the rows rests"),
         SmemRegion("arrival", "unsigned", 4, 4, 16, "counter values at our arrival, by duty and half"),
     ]
     if pair:

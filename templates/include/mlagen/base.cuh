@@ -34,9 +34,10 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-__device__ __forceinline__ int thread_in_group() { return int(threadIdx.x) % kWarpGroup; }
-__device__ __forceinline__ int warp_in_group() { return __shfl_sync(kFullWarp, thread_in_group() / 32, 0); }
-__device__ __forceinline__ int lane_id() { return int(threadIdx.x) % 32; }
+// Numbers of threads go through unsigned arithmetic: a shift or a mask where signed division would need four instructions.
+__device__ __forceinline__ int thread_in_group() { return int(threadIdx.x % kWarpGroup); }
+__device__ __forceinline__ int warp_in_group() { return __shfl_sync(kFullWarp, int(threadIdx.x % kWarpGroup / 32), 0); }
+__device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __device__ __forceinline__ constexpr int min_of(int a, int b) { return a < b ? a : b; }

@@ -16,13 +16,20 @@ namespace mlagen {
 constexpr int kWorkCapacity = 32;  // rows that one warp looks at at once
 constexpr int kBlockUnits = 2;     // units of the line per block; 1 where a pair of CTAs splits the keys of one tile
 
+// What one CTA does of one row.
 struct WorkItem {
   int row;     // batch index
   int length;  // keys of the row, clamped
-  int group;   // group of row tiles
-  int first_block, end_block;
-  int flags;   // kSplit, kFirstPiece
-  static constexpr int kSplit = 1, kFirstPiece = 2;
+  int tile;    // 64-row tile
+  int first_block, blocks;  // blocks of 64 keys for this CTA
+  int places;  // places that the item takes in the kv ring: the larger block count of a pair that splits the keys
+  int flags;
+  // Other teams hold pieces too; ours is the first; the pair's CTAs share the tile and split its keys.
+  static constexpr int kSplit = 1, kFirstPiece = 2, kPairSplits = 4;
+
+  __device__ __forceinline__ bool split() const { return flags & kSplit; }
+  __device__ __forceinline__ bool pair_splits() const { return flags & kPairSplits; }
+  __device__ __forceinline__ int slot() const { return flags & kFirstPiece ? 1 : 0; }  // of partials and duties
 };
 
 struct WorkList {
@@ -33,11 +40,11 @@ struct WorkList {
 
 // What merging one row that several teams share needs to know.
 struct MergeDuty {
-  int row, group;
-  int pieces;      // teams that hold a piece
+  int row, tile, pair_splits;
+  int pieces;      // teams that hold a piece; 0: no duty
   int index;       // ours among them
   int first_team;  // holder of piece 0
-  int base, cost, cuts;  // place on the line and, when pieces may lie on teams that are not neighbours, their number
+  int base, cost, cuts;  // place on the line; pieces asked for, 0 in balanced mode
 };
 
 // A walk at rest.
@@ -54,7 +61,6 @@ struct Schedule {
   int line_even;    // length of the line of a group whose blocks count two units
   int line_single;  // the same where they count one
 
-  __device__ __forceinline__ explicit Schedule(typename Traits::Params const& p) : params(p) {}
   __device__ __forceinline__ Schedule(typename Traits::Params const& p, WalkState const& state)
       : params(p), span(state.span), line_even(state.line_even), line_single(state.line_single) {}
 
@@ -83,6 +89,7 @@ struct Schedule {
   __device__ __forceinline__ void measure(int& blocks_before, int& starts_before) {
     int const lane = lane_id(), chunk = ceil_div(params.batch, 32);
     int blocks = 0, starts = 0, longest = 0;
+#pragma unroll 4
     for (int i = lane * chunk, end = min_of((lane + 1) * chunk, params.batch); i < end; ++i) {
       int const n = ceil_div(length(i), kBlockN);
       blocks += n;
@@ -110,6 +117,9 @@ struct Schedule {
   }
 };
 
+// floor(x a / b) without leaving 32 bits, for a and b up to 2^9 or so (a / b up to 1, or a bit more).
+__device__ __forceinline__ int fraction(int x, int a, int b) { return x / b * a + x % b * a / b; }
+
 // One row of one group on the line, and the part of it that a team holds.
 template <class Traits>
 struct RowCut {
@@ -119,15 +129,13 @@ struct RowCut {
   int cuts;           // pieces asked for (given counts only)
 
   // Middle of piece p on the line.
-  __device__ __forceinline__ int middle(int p) const {
-    return base + int((2ll * p + 1) * cost / (2ll * cuts));
-  }
-  // The first piece whose middle is at or behind `position`.
+  __device__ __forceinline__ int middle(int p) const { return base + fraction(cost, 2 * p + 1, 2 * cuts); }
+  // The first piece whose middle is at or behind `position`: a guess in fp32, then made exact.
   __device__ __forceinline__ int piece_at(int position) const {
-    long long const behind = (long long)position - base;
-    if (behind <= 0) return 0;
-    long long const p = (2ll * cuts * behind - cost + 2ll * cost - 1) / (2ll * cost);
-    return int(p < cuts ? p : cuts);
+    int p = clamp_to(int(__fdividef(float(position - base) * float(cuts), float(cost))), 0, cuts);
+    while (p > 0 && middle(p - 1) >= position) --p;
+    while (p < cuts && middle(p) < position) ++p;
+    return p;
   }
   __device__ __forceinline__ int block_at(int position) const {
     return clamp_to((position - base - schedule.start_units(1)) / units, 0, blocks);
@@ -146,8 +154,8 @@ struct RowCut {
     int const span = schedule.span, low = piece_at(team * span), high = piece_at((team + 1) * span);
     int const last_team = middle(cuts - 1) / span;
     s.any = high > low;
-    s.first_block = int((long long)low * blocks / cuts);
-    s.end_block = int((long long)high * blocks / cuts);
+    s.first_block = fraction(blocks, low, cuts);
+    s.end_block = fraction(blocks, high, cuts);
     s.first_team = middle(0) / span;
     s.pieces = scattered() ? cuts : last_team - s.first_team + 1;
     s.index = scattered() ? low : team - s.first_team;
@@ -164,8 +172,8 @@ struct RowCut {
     first += drop_head;
     last -= drop_tail;
     auto cut = [&](int t) {  // where team t begins
-      if (drop_head) return base + int((long long)(cost - tail) * (t - first) / max_of(last - first, 1));
-      if (drop_tail) return base + head + int((long long)(cost - head) * (t - first - 1) / max_of(last - first, 1));
+      if (drop_head) return base + fraction(cost - tail, t - first, max_of(last - first, 1));
+      if (drop_tail) return base + head + fraction(cost - head, t - first - 1, max_of(last - first, 1));
       return t * span;
     };
     int holder = first;  // the first team with a block: the cost of starting lies before it
@@ -185,29 +193,63 @@ struct RowCut {
   }
 };
 
+// Which team of the launch a CTA belongs to, and which of its units it is part of.
+template <class Traits>
+struct Place {
+  int team, unit, rank;  // rank: CTA of the unit's cluster
+  __device__ __forceinline__ Place(typename Traits::Params const& p, int cta) {
+    rank = cta % Traits::kCtaGroup;
+    int const index = cta / Traits::kCtaGroup;
+    unit = index % p.units_per_team;
+    team = index / p.units_per_team;
+  }
+  // The CTA at the same place of another team.
+  __device__ __forceinline__ int cta_of(typename Traits::Params const& p, int other_team) const {
+    return (other_team * p.units_per_team + unit) * Traits::kCtaGroup + rank;
+  }
+};
+
+// This CTA's part of the blocks [first, end) of a row.
+template <class Traits>
+__device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p, Place<Traits> const& place, int row, int length,
+                                            int group, int first, int end) {
+  int const unit = group * p.units_per_team + place.unit, all = end - first;
+  WorkItem item{row, length, unit * Traits::kCtaGroup + place.rank, first, all, all, 0};
+  if (Traits::kCtaGroup == 2 && unit * 2 + 1 == p.tiles) {  // one tile is left for the pair: each takes half of the keys
+    item.flags = WorkItem::kPairSplits;
+    item.tile = unit * 2;
+    item.places = ceil_div(all, 2);
+    item.blocks = place.rank == 0 ? item.places : all - item.places;
+    item.first_block += place.rank == 0 ? 0 : item.places;
+  }
+  return item;
+}
+
 // The walk of one warp over its team's part of the line, 32 rows at a time.
 template <class Traits>
 struct TeamWalk {
   Schedule<Traits> schedule;
+  Place<Traits> place;
   int team;
   int group, row;  // the next row to look at
   int position;    // its place on the line
 
-  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params, int team_) : schedule(params), team(team_) {
+  // A walk that begin() or a state puts somewhere.
+  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params, Place<Traits> const& where, WalkState const& state)
+      : schedule(params, state), place(where), team(where.team), group(state.group), row(state.row), position(state.position) {}
+  // To the beginning of the team's range.
+  __device__ __forceinline__ void begin() {
     int blocks_before, starts_before;
     schedule.measure(blocks_before, starts_before);
-    int const begin = team * schedule.span, last_group = params.groups - 1;
-    group = schedule.line_even > 0 ? min_of(begin / schedule.line_even, last_group) : 0;
+    int const range = team * schedule.span, last_group = schedule.params.groups - 1, batch = schedule.params.batch;
+    group = schedule.line_even > 0 ? min_of(range / schedule.line_even, last_group) : 0;
     int const before = schedule.group_base(group) + blocks_before * schedule.block_units(group) + starts_before;
     // Chunks of rows that begin at or before our range; the last of them holds its beginning.
-    unsigned const reached = __ballot_sync(kFullWarp, before <= begin);
+    unsigned const reached = __ballot_sync(kFullWarp, before <= range);
     int const chunk = 31 - __clz(int(reached | 1u));
-    row = min_of(chunk * ceil_div(params.batch, 32), params.batch);
+    row = min_of(chunk * ceil_div(batch, 32), batch);
     position = __shfl_sync(kFullWarp, before, chunk);
   }
-
-  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params, int team_, WalkState const& state)
-      : schedule(params, state), team(team_), group(state.group), row(state.row), position(state.position) {}
   __device__ __forceinline__ WalkState state() const {
     return {schedule.span, schedule.line_even, schedule.line_single, group, row, position};
   }
@@ -236,13 +278,11 @@ struct TeamWalk {
     bool const meets = exists && cut.base < (team + 1) * schedule.span && cut.base + cost > team * schedule.span;
     typename RowCut<Traits>::Share share{};
     if (meets) share = cut.share(team);
-    unsigned const holders = __ballot_sync(kFullWarp, meets && share.any);
-    if (meets && share.any) {
-      int flags = 0;
-      if (share.pieces > 1) flags = WorkItem::kSplit | (share.index == 0 ? WorkItem::kFirstPiece : 0);
-      WorkItem const item{mine, keys, group, share.first_block, share.end_block, flags};
-      emit(count + __popc(holders & ((1u << lane) - 1)), item, share, cut);
-    }
+    WorkItem item = work_of(p, place, mine, keys, group, share.first_block, share.end_block);
+    if (share.pieces > 1) item.flags |= WorkItem::kSplit | (share.index == 0 ? WorkItem::kFirstPiece : 0);
+    bool const holds = meets && share.any && item.tile < p.tiles;
+    unsigned const holders = __ballot_sync(kFullWarp, holds);
+    if (holds) emit(count + __popc(holders & ((1u << lane) - 1)), item, share, cut);
     position += __shfl_sync(kFullWarp, upto, 31);
     row += rows;
     if (row >= p.batch) {
@@ -253,61 +293,24 @@ struct TeamWalk {
   }
 };
 
-// Which team of the launch a CTA belongs to, and which of its units it is part of.
-template <class Traits>
-struct Place {
-  int team, unit, rank;  // rank: CTA of the unit's cluster
-  __device__ __forceinline__ Place(typename Traits::Params const& p, int cta) {
-    rank = cta % Traits::kCtaGroup;
-    int const index = cta / Traits::kCtaGroup;
-    unit = index % p.units_per_team;
-    team = index / p.units_per_team;
-  }
-  // The CTA at the same place of another team.
-  __device__ __forceinline__ int cta_of(typename Traits::Params const& p, int other_team) const {
-    return (other_team * p.units_per_team + unit) * Traits::kCtaGroup + rank;
-  }
-};
-
-// What this CTA does of one item.
-template <class Traits>
-struct Assignment {
-  int tile;          // row tile; >= tiles where this unit has none in the group
-  bool pair_splits;  // the two CTAs of the cluster share one tile and split its keys
-  int first_block, blocks;  // blocks that this CTA works on
-  int ring_blocks;   // places that the item takes in the ring: the larger count of the pair
-
-  __device__ __forceinline__ Assignment(typename Traits::Params const& p, Place<Traits> const& place, WorkItem const& item) {
-    int const unit = item.group * p.units_per_team + place.unit;
-    int const all = item.end_block - item.first_block;
-    pair_splits = Traits::kCtaGroup == 2 && unit * 2 + 1 == p.tiles;
-    tile = pair_splits ? unit * 2 : unit * Traits::kCtaGroup + place.rank;
-    ring_blocks = pair_splits ? ceil_div(all, 2) : all;
-    first_block = item.first_block + (pair_splits && place.rank == 1 ? ring_blocks : 0);
-    blocks = pair_splits && place.rank == 1 ? all - ring_blocks : ring_blocks;
-    if (tile >= p.tiles) ring_blocks = blocks = 0;
-  }
-};
-
 // Entry point of the read-back kernel: one warp a CTA appends rows {row, tile, first key, last key, CTA, flags} to `out`.
 template <class Traits>
 __device__ __forceinline__ void sm90_schedule(typename Traits::Params const& params, int* out, int* count, int capacity) {
   int const cta = int(blockIdx.x);
-  Place<Traits> const place(params, cta);
-  TeamWalk<Traits> walk(params, place.team);
+  TeamWalk<Traits> walk(params, Place<Traits>(params, cta), WalkState{});
+  walk.begin();
   while (!walk.finished()) {
     walk.step(0, [&](int, WorkItem const& item, auto const&, auto const&) {
-      Assignment<Traits> const mine(params, place, item);
-      if (mine.tile >= params.tiles || (mine.pair_splits && mine.blocks == 0 && place.rank == 1)) return;
+      if (item.blocks == 0 && item.pair_splits() && cta % 2 == 1) return;  // the other CTA of the pair has all keys
       int const at = atomicAdd(count, 1);
       if (at >= capacity) return;
       int* const line = out + 6ll * at;
       line[0] = item.row;
-      line[1] = mine.tile;
-      line[2] = mine.first_block * kBlockN;
-      line[3] = min_of((mine.first_block + mine.blocks) * kBlockN, item.length);
+      line[1] = item.tile;
+      line[2] = item.first_block * kBlockN;
+      line[3] = min_of((item.first_block + item.blocks) * kBlockN, item.length);
       line[4] = cta;
-      line[5] = item.flags & WorkItem::kSplit ? 2 : 1;
+      line[5] = item.split() ? 2 : 1;
     });
   }
 }

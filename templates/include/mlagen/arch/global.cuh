@@ -14,4 +14,20 @@ __device__ __forceinline__ unsigned load_acquire(unsigned const* address) {
   return value;
 }
 
+// Four bytes at a fixed distance from `address`, or zero: predicated, so that one address serves a whole row.
+template <int kBytes>
+__device__ __forceinline__ unsigned load_or_zero(void const* address, bool valid) {
+  unsigned value;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %2, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "@p ld.global.nc.b32 %0, [%1 + %3];\n"
+      "}"
+      : "=r"(value)
+      : "l"(address), "r"(int(valid)), "n"(kBytes));
+  return value;
+}
+
 }  // namespace mlagen

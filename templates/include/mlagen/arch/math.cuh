@@ -21,6 +21,12 @@ __device__ __forceinline__ float log2_approx(float x) {
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 / x. PTX ISA: rcp.approx.ftz.f32.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Two floats to two 16-bit elements, `low` in the low half. PTX ISA: cvt.rn.{bf16x2,f16x2}.f32.
 template <class Element>

@@ -29,10 +29,10 @@ __device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Trait
   while (count == 0 && !walk.finished()) {
     count = walk.step(0, [&](int slot, WorkItem const& item, auto const& share, auto const& cut) {
       smem.work[0].item[slot] = item;
-      if ((item.flags & WorkItem::kSplit) == 0) return;
-      int const cuts = walk.schedule.balanced() ? 0 : cut.cuts;
-      smem.duty[item.flags & WorkItem::kFirstPiece ? 1 : 0] = MergeDuty{
-          item.row, item.group, share.pieces, share.index, share.first_team, cut.base, cut.cost, cuts};
+      if (!item.split()) return;
+      smem.duty[item.slot()] = MergeDuty{item.row,    item.tile,        item.pair_splits(), share.pieces,
+                                         share.index, share.first_team, cut.base,           cut.cost,
+                                         walk.schedule.balanced() ? 0 : cut.cuts};
     });
   }
   if (lane_id() == 0) {
@@ -41,45 +41,31 @@ __device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Trait
   }
 }
 
-// One list after the other. The walk rests in shared memory in between: no warp carries its numbers through the main loop.
+// All warps, in step: the next work list of the CTA. The walk rests in shared memory in between, so that no warp carries its
+// numbers through the main loop. kFeeds: warps of this role may be the one that looks for the rows.
 template <class Traits, bool kFeeds>
-struct ListFeed {
-  typename Traits::Params const& params;
-  typename Traits::Smem& smem;
-  int team;
-  bool const feeds;  // this warp looks for the next rows
-
-  // The first list. Other warps wait for it at the caller's barrier.
-  __device__ __forceinline__ void first() {
-    TeamWalk<Traits> walk(params, team);
-    fill_list<Traits>(walk, smem);
-    if (lane_id() == 0) smem.walk[0] = walk.state();
-  }
-  // After a list: true when there is another one.
-  __device__ __forceinline__ bool next() {
-    if (!smem.work[0].more) return false;
-    named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads);  // everybody is done with the list
-    if constexpr (kFeeds) {
-      if (feeds) {
-        TeamWalk<Traits> walk(params, team, smem.walk[0]);
-        __syncwarp();
-        fill_list<Traits>(walk, smem);
-        if (lane_id() == 0) smem.walk[0] = walk.state();
-      }
+__device__ __forceinline__ void next_list(typename Traits::Params const& params, typename Traits::Smem& smem, bool first) {
+  constexpr int kFeeder = Traits::AccumulatorWarps::kFirstWarp + Traits::AccumulatorWarps::kWarps - 1;
+  auto meet = [] { named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads); };
+  if (!first) meet();  // everybody is done with the list
+  if constexpr (kFeeds) {
+    if (threadIdx.x / 32 == kFeeder) {
+      TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)), smem.walk[0]);
+      if (first) walk.begin();
+      __syncwarp();
+      fill_list<Traits>(walk, smem);
+      if (lane_id() == 0) smem.walk[0] = walk.state();
     }
-    named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads);  // the new one is there
-    return true;
   }
-};
+  meet();  // the new one is there
+}
 
 template <class Traits>
 __device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params, TensorMap const& tma_latent,
                                            TensorMap const& tma_rope) {
   extern __shared__ __align__(1024) unsigned char storage[];
   auto& smem = *reinterpret_cast<typename Traits::Smem*>(storage);
-  int const warp = __shfl_sync(kFullWarp, int(threadIdx.x) / 32, 0);
-  Place<Traits> const place(params, int(blockIdx.x));
-  bool const feeds = warp == Traits::AccumulatorWarps::kFirstWarp + Traits::AccumulatorWarps::kWarps - 1;
+  int const warp = __shfl_sync(kFullWarp, int(threadIdx.x / 32), 0);
 
   if (threadIdx.x == 0) {
     init_barriers<Traits>(smem);
@@ -88,29 +74,29 @@ __device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params
     cute::prefetch_tma_descriptor(&tma_rope);
   }
   __syncthreads();
-  if (feeds) ListFeed<Traits, true>{params, smem, place.team, true}.first();
-  __syncthreads();
   if constexpr (Traits::kCtaGroup == 2) cluster_barrier();  // the peer's barriers are initialised
 
-  unsigned items_done = 0, exchanges = 0;
+  bool first = true;
   if (Traits::ScorerWarps::contains(warp)) {
     take_registers<Traits::ScorerWarps::kRegs>();
-    ListFeed<Traits, false> feed{params, smem, place.team, false};
-    Scorer<Traits> scorer{params, smem, place};
+    Scorer<Traits> scorer{params, smem};
     do {
-      scorer.run_list(items_done);
-    } while (feed.next());
+      next_list<Traits, false>(params, smem, first);
+      scorer.run_list();
+      first = false;
+    } while (smem.work[0].more);
   } else {
     give_registers<Traits::AccumulatorWarps::kRegs>();
     int const half = (warp - Traits::AccumulatorWarps::kFirstWarp) / 4;
-    ListFeed<Traits, true> feed{params, smem, place.team, feeds};
-    Accumulator<Traits> accumulator(params, smem, place, tma_latent, tma_rope, half);
+    Accumulator<Traits> accumulator(params, smem, tma_latent, tma_rope, half);
     do {
-      accumulator.run_list(items_done, exchanges);
-    } while (feed.next());
-    Merge<Traits> const merge{params, smem, place, half};
-    merge.run(0);
-    merge.run(1);
+      next_list<Traits, true>(params, smem, first);
+      accumulator.run_list();
+      first = false;
+    } while (smem.work[0].more);
+    Merge<Traits> const merge{params, smem, Place<Traits>(params, int(blockIdx.x)), half};
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) merge.run(which);
   }
   if constexpr (Traits::kCtaGroup == 2) cluster_barrier();  // nobody leaves while the peer may still reach into it
 }

@@ -19,7 +19,6 @@ struct PageWalk {
 
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
-  Place<Traits> const& place;
   int item = -1;        // in the work list; its length when the walk has ended
   int block = 0;        // next block, absolute
   int places = 0;       // places of the ring left in the item; those without a block come last
@@ -27,7 +26,6 @@ struct PageWalk {
 
   __device__ __forceinline__ bool ended() const { return item >= smem.work[0].count; }
   __device__ __forceinline__ WorkItem const& work() const { return smem.work[0].item[item]; }
-  __device__ __forceinline__ Assignment<Traits> assignment() const { return Assignment<Traits>(p, place, work()); }
 
   // To the first place of the list.
   __device__ __forceinline__ void start() {
@@ -45,12 +43,10 @@ struct PageWalk {
   }
   // Does the current place hold a block for this CTA? Always in 1SM.
   __device__ __forceinline__ bool has_block() const {
-    if constexpr (Traits::kCtaGroup == 1) return true;
-    Assignment<Traits> const mine = assignment();
-    return places > mine.ring_blocks - mine.blocks;
+    return Traits::kCtaGroup == 1 || places > work().places - work().blocks;
   }
   __device__ __forceinline__ bool shared_by_pair() const {
-    return Traits::kCtaGroup == 2 && !assignment().pair_splits;
+    return Traits::kCtaGroup == 2 && !work().pair_splits();
   }
 
   // Keys of the current block that the row has.
@@ -90,10 +86,9 @@ struct PageWalk {
   __device__ __forceinline__ void next_item() {
     ++item;
     while (!ended()) {
-      Assignment<Traits> const mine = assignment();
-      if (mine.ring_blocks > 0) {
-        block = mine.first_block;
-        places = mine.ring_blocks;
+      if (work().places > 0) {
+        block = work().first_block;
+        places = work().places;
         fetch_ids();
         return;
       }

@@ -15,9 +15,9 @@ struct Accumulator {
   static constexpr bool kPair = Traits::kCtaGroup == 2;
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
-  Place<Traits> const& place;
   TensorMap const& tma_latent;
   TensorMap const& tma_rope;
+  int const rank;  // CTA of the pair
   int const half;
   int const warp;
   PageWalk<Traits> walk;          // warp 0: halves of blocks, three places ahead; warp 3 of half 0: rope, two blocks ahead
@@ -28,13 +28,14 @@ struct Accumulator {
   unsigned block_count = 0;       // blocks accumulated by this CTA
   unsigned pair_phase = 0;        // bit s: parity of pair_kv_empty[s] (2SM); bit 3: pair_rope_empty
   int pending_stage = -1;         // 2SM: a refill that waits for the peer
-  unsigned rope_count = 0;        // rope tiles loaded
-  int ropes_owed = 0;
+  unsigned items_done = 0;        // items with blocks for this CTA
+  unsigned exchanges = 0;         // 2SM: items that the pair split
+  unsigned rope_count = 0;        // rope tiles loaded: two more than blocks accumulated, where there are as many
 
   __device__ __forceinline__ Accumulator(typename Traits::Params const& params, typename Traits::Smem& storage,
-                                         Place<Traits> const& where, TensorMap const& latent, TensorMap const& rope, int h)
-      : p(params), smem(storage), place(where), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
-        walk{params, storage, where}, loads_half(warp == 0), loads_rope(h == 0 && warp == 3) {}
+                                         TensorMap const& latent, TensorMap const& rope, int h)
+      : p(params), smem(storage), rank(kPair ? cluster_rank() : 0), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
+        walk{params, storage}, loads_half(warp == 0), loads_rope(h == 0 && warp == 3) {}
 
   __device__ __forceinline__ void group_sync() const {
     named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
@@ -60,7 +61,7 @@ struct Accumulator {
       if (walk.shared_by_pair()) {
         // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects the bytes.
         if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
-        if (place.rank == half) {
+        if (rank == half) {
           pending_stage = s;
           if (__all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], (pair_phase >> s) & 1))) finish_pending();
         } else {
@@ -83,11 +84,11 @@ struct Accumulator {
       walk.advance();
     }
   }
-  // Warp 3 of half 0: the rope tiles that are owed, one block each. Unless `patient`, stops where the scorer has not read
+  // Warp 3 of half 0: rope tiles up to two ahead. Unless `patient`, stops where the scorer has not read
   // the tile before: behind an item's last block that is far ahead, and the epilogue should not wait for it.
   __device__ __forceinline__ void load_rope(bool patient) {
     if (!loads_rope) return;
-    while (ropes_owed > 0) {
+    while (rope_count != block_count + 2) {
       while (!walk.ended() && !walk.has_block()) walk.advance();
       if (walk.ended()) return;
       unsigned const parity = (rope_count & 1) ^ 1;
@@ -95,7 +96,6 @@ struct Accumulator {
       // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier passes at once.
       mbarrier_wait(smem.rope_empty[0], parity);
       fetch_rope();
-      --ropes_owed;
       ++rope_count;
     }
   }
@@ -104,7 +104,7 @@ struct Accumulator {
     if constexpr (kPair) {
       if (walk.shared_by_pair()) {
         if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_rope_empty[0], 0);
-        if (place.rank == 0) {
+        if (rank == 0) {
           mbarrier_wait(smem.pair_rope_empty[0], (pair_phase >> 3) & 1);  // both tiles are free
           pair_phase ^= 1u << 3;
           walk.template fetch<1, true>(tma_rope, smem.rope_full[0], smem.rope, 0);
@@ -143,28 +143,27 @@ struct Accumulator {
     fence_async_shared();  // generic -> async: V is read by wgmma, and later overwritten by TMA
     group_sync();
   }
-  __device__ __forceinline__ void multiply(bool first) {
+  __device__ __forceinline__ void multiply() {
     unsigned long long const probs = tile_descriptor(smem_address(smem.probs));
     unsigned long long const values = value_descriptor(smem_address(half_of(stage)));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       wgmma_ss<typename Atoms::OutputSs>(probs + desc_offset(k * kStep), values + desc_offset(k * kValueStep), o,
-                                         first && k == 0 ? ScaleOut::Zero : ScaleOut::One);
+                                         ScaleOut::One);
     }
     wgmma_commit();
   }
   // O += P V of one block; `clear_from` < 64: the first row of V past the row's keys.
-  __device__ __forceinline__ void accumulate(bool first, bool last, int clear_from) {
+  __device__ __forceinline__ void accumulate(bool last, int clear_from) {
     // Wait: P, its factors and, with the last block of an item, the statistics are written; V has landed.
     mbarrier_wait(smem.probs_full[block_count & 1], (block_count >> 1) & 1);
-    if (!first) rescale_output();
+    rescale_output();
     if (clear_from < kBlockN) clear_rows(clear_from);
     __syncwarp();
-    multiply(first);
+    multiply();
     ++block_count;
     if constexpr (kPair) finish_pending_warp();
-    ++ropes_owed;
     load_rope(!last);  // while P V runs
     __syncwarp();
     wgmma_wait<0>();
@@ -180,27 +179,27 @@ struct Accumulator {
   __device__ __forceinline__ void advance_stage() { stage = stage + 1 == Traits::kStages ? 0 : stage + 1; }
 
   // -- the list -----------------------------------------------------------------------------------------------------
-  __device__ __forceinline__ void run_list(unsigned& items_done, unsigned& exchanges) {
+  __device__ __forceinline__ void run_list() {
     int const count = smem.work[0].count;
     if (loads_half || loads_rope) walk.start();
     for (int i = 0; i < Traits::kStages; ++i) refill((stage + i) % Traits::kStages);
-    ropes_owed = 2;  // the second waits until the first block is scored
-    load_rope(true);
+    load_rope(true);  // the second tile waits until the first block is scored
     __syncwarp();
-    Epilogue<Traits> const epilogue{p, smem, place, half};
+    Epilogue<Traits> const epilogue{p, smem, rank, half};
     for (int item = 0; item < count; ++item) {
       WorkItem const& work = smem.work[0].item[item];
-      Assignment<Traits> const mine(p, place, work);
-      if (mine.tile >= p.tiles) continue;
-      if (work.end_block == work.first_block) {
-        epilogue.write_empty(work, mine);
+      int const places = work.places;
+      if (places == 0) {
+        epilogue.write_empty(work);
         continue;
       }
-      int const places = mine.ring_blocks;
+      // Zeros rather than a first wgmma that overwrites: the old values would occupy their registers between items.
+#pragma unroll
+      for (int i = 0; i < 128; ++i) o[i] = 0.f;
 #pragma unroll 1
       for (int i = 0; i < places; ++i) {
-        if (i < mine.blocks) {
-          accumulate(i == 0, i + 1 == mine.blocks, work.length - (mine.first_block + i) * kBlockN);
+        if (!kPair || i < work.blocks) {
+          accumulate(i + 1 == work.blocks, work.length - (work.first_block + i) * kBlockN);
         }
         if (i + 1 < places) {
           refill(stage);
@@ -208,13 +207,13 @@ struct Accumulator {
         }
       }
       if constexpr (kPair) finish_pending_warp();
-      epilogue.run(o, work, mine, half_of(stage), items_done & 1, exchanges);
+      epilogue.run(o, work, half_of(stage), items_done & 1, exchanges);
       refill(stage);
       load_rope(true);
       __syncwarp();
       advance_stage();
-      items_done += mine.blocks > 0;
-      exchanges += mine.pair_splits;
+      items_done += work.blocks > 0;
+      exchanges += work.pair_splits();
     }
   }
 };

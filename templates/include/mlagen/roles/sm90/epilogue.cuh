@@ -17,15 +17,15 @@ struct Epilogue {
   using Element = typename Traits::Element;
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
-  Place<Traits> const& place;
+  int rank;  // CTA of the pair
   int half;
 
   __device__ __forceinline__ void group_sync() const {
     named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
   }
   // Where the pair split the keys, CTA h writes half h of the columns.
-  __device__ __forceinline__ bool writes(Assignment<Traits> const& mine) const {
-    return !mine.pair_splits || place.rank == half;
+  __device__ __forceinline__ bool writes(WorkItem const& work) const {
+    return Traits::kCtaGroup == 1 || !work.pair_splits() || rank == half;
   }
 
   // Statistics of this thread's rows lane / 4 and lane / 4 + 8: log-sum-exp (log2) and 1 / sum.
@@ -34,18 +34,16 @@ struct Epilogue {
   };
 
   // `staging`: the half stage whose last reader this warpgroup was; 32 KB.
-  __device__ __forceinline__ void run(float (&o)[128], WorkItem const& work, Assignment<Traits> const& mine,
-                                      unsigned char* staging, int slot, unsigned exchanges) const {
+  __device__ __forceinline__ void run(float (&o)[128], WorkItem const& work, unsigned char* staging,
+                                      int slot, unsigned exchanges) const {
     int const row = slot * kBlockM + warp_in_group() * 16 + lane_id() / 4;
     RowStats stats{smem.stats[row], smem.stats[row + 8]};
-    if (Traits::kCtaGroup == 2 && mine.blocks == 0) {  // the peer has all keys
+    if (Traits::kCtaGroup == 2 && work.blocks == 0) {  // the peer has all keys
       stats.row0 = stats.row1 = make_float2(negative_infinity(), 0.f);
-#pragma unroll
-      for (int i = 0; i < 128; ++i) o[i] = 0.f;
     }
     if constexpr (Traits::kCtaGroup == 2) {
-      if (mine.pair_splits) {
-        if (!writes(mine)) {
+      if (work.pair_splits()) {
+        if (!writes(work)) {
           send(o, stats, staging, exchanges & 1);
           return;
         }
@@ -53,25 +51,25 @@ struct Epilogue {
       }
     }
     stage_rows(o, stats, staging);
-    bool const split = work.flags & WorkItem::kSplit;
-    int const which = work.flags & WorkItem::kFirstPiece ? 1 : 0;
-    QueryRows<Traits> const rows{p, work.row, mine.tile};
+    bool const split = work.split();
+    int const slot_of_cta = int(blockIdx.x) * 2 + work.slot();
+    QueryRows<Traits> const rows{p, work.row, work.tile};
     group_sync();  // the half tile is in `staging`
     if (split) {
-      write_partial(staging, rows.count(), int(blockIdx.x) * 2 + which);
+      write_partial(staging, rows.count(), slot_of_cta);
     } else {
       write_output(staging, rows);
     }
-    write_lse(stats, rows, split, int(blockIdx.x) * 2 + which);
+    write_lse(stats, rows, split, slot_of_cta);
     fence_async_shared();  // generic -> async: TMA may overwrite `staging`
     group_sync();
-    if (split && thread_in_group() == 0) announce(which);
+    if (split && thread_in_group() == 0) announce(work.slot());
   }
 
   // An item without keys: zeros and -inf.
-  __device__ __forceinline__ void write_empty(WorkItem const& work, Assignment<Traits> const& mine) const {
-    if (!writes(mine)) return;
-    QueryRows<Traits> const rows{p, work.row, mine.tile};
+  __device__ __forceinline__ void write_empty(WorkItem const& work) const {
+    if (!writes(work)) return;
+    QueryRows<Traits> const rows{p, work.row, work.tile};
     int const lane = lane_id();
     for (int row = warp_in_group(); row < rows.count(); row += 4) {
       *reinterpret_cast<uint4*>(rows.out(row) + half * kHalf + lane * 8) = make_uint4(0, 0, 0, 0);
@@ -131,7 +129,7 @@ struct Epilogue {
   // when the last piece has come and nothing is ever reset.
   __device__ __forceinline__ void announce(int which) const {
     MergeDuty const& duty = smem.duty[which];
-    unsigned* const counter = p.counters + place.cta_of(p, duty.first_team) * 2 + half;
+    unsigned* const counter = p.counters + Place<Traits>(p, int(blockIdx.x)).cta_of(p, duty.first_team) * 2 + half;
     __threadfence();
     smem.arrival[which * 2 + half] =
         atomic_add_acq_rel(counter, duty.index == 0 ? 0x80000000u - unsigned(duty.pieces - 1) : 1u);
@@ -139,7 +137,7 @@ struct Epilogue {
 
   // Sends this half of O, normalised, in the element type and in fragment order, and its log-sum-exps to the peer.
   __device__ __forceinline__ void send(float (&o)[128], RowStats const& stats, unsigned char* staging, unsigned parity) const {
-    int const peer = place.rank ^ 1, thread = thread_in_group(), lane = lane_id();
+    int const peer = rank ^ 1, thread = thread_in_group(), lane = lane_id();
     unsigned const full = peer_address(&smem.exchange_full[0], peer);
     unsigned const to = peer_address(staging, peer) + thread * 16;
     // Wait: the peer's half stage is free and its barrier expects our bytes.
@@ -166,7 +164,7 @@ struct Epilogue {
     group_sync();  // nobody reads `staging` or peer_lse any more
     if (thread_in_group() == 0) {
       mbarrier_arrive_expect(smem.exchange_full[0], kExchangeBytes);
-      mbarrier_arrive_remote(smem.exchange_empty[0], place.rank ^ 1);
+      mbarrier_arrive_remote(smem.exchange_empty[0], rank ^ 1);
     }
     mbarrier_wait(smem.exchange_full[0], parity);  // the peer's half and its statistics have landed
     int const row = warp_in_group() * 16 + lane_id() / 4;
@@ -194,7 +192,7 @@ struct Epilogue {
     float const top = fmaxf(stats.x, peer_lse);
     float const a = top == negative_infinity() ? 0.f : exp2_approx(stats.x - top);
     float const b = top == negative_infinity() ? 0.f : exp2_approx(peer_lse - top);
-    float const sum = a + b, inverse = sum == 0.f ? 0.f : 1.f / sum;
+    float const sum = a + b, inverse = sum == 0.f ? 0.f : reciprocal(sum);
     own = a * inverse * stats.y;
     stats = make_float2(sum == 0.f ? negative_infinity() : top + log2_approx(sum), 1.f);
     return b * inverse;

@@ -12,7 +12,7 @@ struct Merge {
   static constexpr int kChunks = kHalf / 8;  // 16-byte chunks of half a row
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
-  Place<Traits> const& place;
+  Place<Traits> const place;
   int half;
 
   // Scratch in the warpgroup's own half of the (now idle) kv ring.
@@ -24,9 +24,8 @@ struct Merge {
   __device__ __forceinline__ void run(int which) const {
     MergeDuty const duty = smem.duty[which];
     if (duty.pieces == 0) return;
-    Assignment<Traits> const mine(p, place, WorkItem{duty.row, 0, duty.group, 0, 0, 0});
-    if (mine.tile >= p.tiles || (mine.pair_splits && place.rank != half)) return;
-    Epilogue<Traits> const epilogue{p, smem, place, half};
+    if (Traits::kCtaGroup == 2 && duty.pair_splits && place.rank != half) return;
+    Epilogue<Traits> const epilogue{p, smem, place.rank, half};
     find_slots(duty);
     if (thread_in_group() == 0) {
       unsigned const* const counter = p.counters + place.cta_of(p, duty.first_team) * 2 + half;
@@ -35,10 +34,10 @@ struct Merge {
       }
     }
     epilogue.group_sync();  // all pieces are written
-    QueryRows<Traits> const rows{p, duty.row, mine.tile};
+    QueryRows<Traits> const rows{p, duty.row, duty.tile};
     int const all = rows.count() * kChunks;
-    int const begin = int((long long)duty.index * all / duty.pieces);
-    int const end = int((long long)(duty.index + 1) * all / duty.pieces);
+    int const begin = duty.index * all / duty.pieces;
+    int const end = (duty.index + 1) * all / duty.pieces;
     find_weights(duty.pieces, begin / kChunks, ceil_div(end, kChunks), rows);
     epilogue.group_sync();
     add_up(duty.pieces, begin, end, rows);
@@ -62,14 +61,17 @@ struct Merge {
     int const lane = lane_id();
     for (int row = first_row + warp_in_group(); row < end_row; row += 4) {
       float top = negative_infinity(), sum = 0.f;
+#pragma unroll 1
       for (int i = lane; i < pieces; i += 32) top = fmaxf(top, partial_lse(i, row));
 #pragma unroll
       for (int s = 16; s > 0; s /= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, s));
       float const reference = top == negative_infinity() ? 0.f : top;
+#pragma unroll 1
       for (int i = lane; i < pieces; i += 32) sum += exp2_approx(partial_lse(i, row) - reference);
 #pragma unroll
       for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(kFullWarp, sum, s);
-      float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+      float const inverse = sum == 0.f ? 0.f : reciprocal(sum);
+#pragma unroll 1
       for (int i = lane; i < pieces; i += 32) {
         weights()[(row - first_row) * pieces + i] = exp2_approx(partial_lse(i, row) - reference) * inverse;
       }
@@ -96,7 +98,7 @@ struct Merge {
       if (valid) {
         float const* const weight = weights() + (row - first_row) * pieces;
         auto const* const partial = static_cast<Element const*>(p.partial_out) + row * kLatent + column;
-#pragma unroll 8
+#pragma unroll 4
         for (int i = sharer; i < pieces; i += sharers) {
           uint4 const v = __ldcg(reinterpret_cast<uint4 const*>(partial + (long long)slots()[i] * (kBlockM * kLatent)));
           add(sum, v, weight[i]);

@@ -3,6 +3,7 @@
 // Owns Q: tiles 0..6 as register fragments, tiles 7 and 8 in shared memory. Warp w holds rows 16 w .. 16 w + 15.
 #pragma once
 #include "mlagen/arch/cp_async.cuh"
+#include "mlagen/arch/global.cuh"
 #include "mlagen/arch/math.cuh"
 #include "mlagen/arch/mbarrier.cuh"
 #include "mlagen/kv/tile_layout.cuh"
@@ -23,7 +24,6 @@ struct Scorer {
   using Atoms = WgmmaAtoms<typename Traits::Element>;
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
-  Place<Traits> const& place;
 
   unsigned q[kQueryFragments][4];
   float s[32];
@@ -34,30 +34,25 @@ struct Scorer {
   int stage = 0;
   unsigned full_phase = 0;            // bit s: parity that the next use of stage s waits for
   unsigned block_count = 0;           // blocks scored by this CTA so far
+  unsigned items_done = 0;            // items with blocks
   bool ready = false;
 
   // The next item of the list with blocks for this CTA, or the list's length.
   __device__ __forceinline__ int next_item(int after) const {
     int i = after + 1;
-    while (i < smem.work[0].count && Assignment<Traits>(p, place, smem.work[0].item[i]).blocks == 0) ++i;
+    while (i < smem.work[0].count && smem.work[0].item[i].blocks == 0) ++i;
     return i;
   }
 
   // Fragments of tiles 0..6 to registers, tiles 7 and 8 on their way to shared memory. Rows past the tile's end are zero.
   __device__ __forceinline__ void load_query(int item) {
     WorkItem const& work = smem.work[0].item[item];
-    QueryRows<Traits> const rows{p, work.row, Assignment<Traits>(p, place, work).tile};
+    QueryRows<Traits> const rows{p, work.row, work.tile};
     int const lane = lane_id(), upper = warp_in_group() * 16 + lane / 4, count = rows.count();
     bool const has0 = upper < count, has1 = upper + 8 < count;
-    auto const* row0 = reinterpret_cast<unsigned const*>(rows.nope(has0 ? upper : 0)) + lane % 4;
-    auto const* row1 = reinterpret_cast<unsigned const*>(rows.nope(has1 ? upper + 8 : 0)) + lane % 4;
-#pragma unroll
-    for (int k = 0; k < kQueryFragments; ++k) {
-      q[k][0] = has0 ? __ldg(row0 + k * 8) : 0u;
-      q[k][1] = has1 ? __ldg(row1 + k * 8) : 0u;
-      q[k][2] = has0 ? __ldg(row0 + k * 8 + 4) : 0u;
-      q[k][3] = has1 ? __ldg(row1 + k * 8 + 4) : 0u;
-    }
+    void const* row0 = rows.nope(has0 ? upper : 0) + lane % 4 * 2;
+    void const* row1 = rows.nope(has1 ? upper + 8 : 0) + lane % 4 * 2;
+    load_fragments(row0, row1, has0, has1, cute::make_integer_sequence<int, kQueryFragments>{});
     int const thread = thread_in_group(), chunk = thread % 16;
 #pragma unroll 1
     for (int row = thread / 16; row < kBlockM; row += kWarpGroup / 16) {
@@ -65,6 +60,15 @@ struct Scorer {
       auto const* source = chunk < 8 ? rows.nope(from) + 7 * 64 + chunk * 8 : rows.pe(from) + (chunk - 8) * 8;
       cp_async_16(smem_address(smem.q_tail) + (chunk / 8) * kTileBytes + tile_chunk(row, chunk % 8), source, row < count);
     }
+  }
+
+  template <int... kStep16>
+  __device__ __forceinline__ void load_fragments(void const* row0, void const* row1, bool has0, bool has1,
+                                                 cute::integer_sequence<int, kStep16...>) {
+    ((q[kStep16][0] = load_or_zero<kStep16 * 32>(row0, has0), q[kStep16][1] = load_or_zero<kStep16 * 32>(row1, has1),
+      q[kStep16][2] = load_or_zero<kStep16 * 32 + 16>(row0, has0),
+      q[kStep16][3] = load_or_zero<kStep16 * 32 + 16>(row1, has1)),
+     ...);
   }
 
   // Q tiles 7 and 8 have landed and the async proxy may read them.
@@ -128,7 +132,7 @@ struct Scorer {
         unsigned long long const b =
             t < 8 ? keys + desc_offset(key_tile_offset(t) + k * kStep) : rope + desc_offset(k * kStep);
         if (t < 7) {
-          wgmma_rs<typename Atoms::ScoreRs>(q[t < 7 ? t * 4 + k : 0], b, s, t + k == 0 ? ScaleOut::Zero : ScaleOut::One);
+          wgmma_rs<typename Atoms::ScoreRs>(q[t < 7 ? t * 4 + k : 0], b, s, kPending && t + k == 0 ? ScaleOut::Zero : ScaleOut::One);
         } else {
           wgmma_ss<typename Atoms::ScoreSs>(tail + desc_offset((t - 7) * kTileBytes + k * kStep), b, s, ScaleOut::One);
         }
@@ -156,7 +160,7 @@ struct Scorer {
   // Keys at or past a row's visible count do not take part.
   __device__ __forceinline__ void mask(int item, int block) {
     WorkItem const& work = smem.work[0].item[item];
-    int const tile = Assignment<Traits>(p, place, work).tile, lane = lane_id();
+    int const tile = work.tile, lane = lane_id();
     int const row = warp_in_group() * 16 + lane / 4;
     int const first = block * kBlockN + (lane % 4) * 2;
     int const left0 = visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row)) - first;
@@ -172,6 +176,8 @@ struct Scorer {
   }
 
   __device__ __forceinline__ void reset_rows() {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = 0.f;
     max0 = max1 = kNoMaximum;
     sum0 = sum1 = 0.f;
   }
@@ -229,44 +235,39 @@ struct Scorer {
     }
   }
   __device__ __forceinline__ static float2 statistics(float maximum, float sum) {
-    return sum == 0.f ? make_float2(negative_infinity(), 0.f) : make_float2(maximum + log2_approx(sum), 1.f / sum);
+    return sum == 0.f ? make_float2(negative_infinity(), 0.f) : make_float2(maximum + log2_approx(sum), reciprocal(sum));
   }
 
-  __device__ __forceinline__ void run_list(unsigned& items_done) {
+  __device__ __forceinline__ void run_list() {
     int const count = smem.work[0].count;
     int item = next_item(-1), before = -1;
     if (item < count) load_query(item);
     while (item < count) {
-      Assignment<Traits> const mine(p, place, smem.work[0].item[item]);
+      WorkItem const& mine = smem.work[0].item[item];
       if constexpr (Traits::kCtaGroup == 2) skip_places(before, item);
       int const blocks = mine.blocks, following = next_item(item);
-      int const unmasked = visible_keys<Traits>(p, smem.work[0].item[item].length,
-                                                QueryRows<Traits>::token(mine.tile, 0)) / kBlockN - mine.first_block;
+      int const unmasked = visible_keys<Traits>(p, mine.length, QueryRows<Traits>::token(mine.tile, 0)) / kBlockN - mine.first_block;
       reset_rows();
       query_landed();
       ready = false;
       issue_scores<false>();
       finish_scores();
 #pragma unroll 1
-      for (int i = 0; i < blocks; ++i) {
+      for (int i = 0; i + 1 < blocks; ++i) {
         if (i >= unmasked) mask(item, mine.first_block + i);
-        bool const last = i + 1 == blocks;
-        if (last && following < count) {
-          // All warps have finished reading Q of this item: the next one's may come in.
-          named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
-          load_query(following);
-        }
         softmax();
-        if (!last) {
-          ready = mbarrier_test(smem.kv_full[stage * 2], (full_phase >> stage) & 1);
-          issue_scores<true>();
-          finish_scores();
-        } else {
-          write_statistics(items_done & 1);
-          store_probs();
-          release_probs();
-        }
+        ready = mbarrier_test(smem.kv_full[stage * 2], (full_phase >> stage) & 1);
+        issue_scores<true>();
+        finish_scores();
       }
+      if (blocks > unmasked) mask(item, mine.first_block + blocks - 1);
+      // All warps have finished reading Q: the next item's is on its way while the last block goes through the softmax.
+      named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
+      if (following < count) load_query(following);
+      softmax();
+      write_statistics(items_done & 1);
+      store_probs();
+      release_probs();
       ++items_done;
       before = item;
       item = following;
@@ -278,8 +279,7 @@ struct Scorer {
   __device__ __forceinline__ void skip_places(int before, int item) {
     int places = 0;
     for (int i = max_of(before, 0); i < item; ++i) {
-      Assignment<Traits> const other(p, place, smem.work[0].item[i]);
-      places += other.ring_blocks - other.blocks;
+      places += smem.work[0].item[i].places - smem.work[0].item[i].blocks;
     }
     advance_stage(places % Traits::kStages);
   }
