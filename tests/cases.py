@@ -74,6 +74,21 @@ def quick_specs() -> list[KernelSpec]:
     return [spec(*fields) for fields in QUICK]
 
 
+HEAD_COUNTS = (*range(1, 17), 20, 40, 72, 80, 96, 112, 120, 128)
+
+
+def head_count_spec(heads: int) -> KernelSpec:
+    """One kernel for each head count, 1SM and 2SM in turn."""
+    return spec("bf16", heads, 64, 64, 1 + heads % 2)
+
+
+def extra_specs() -> list[KernelSpec]:
+    """Kernels of single tests that are in no grid, built together with it."""
+    more = [spec("bf16", heads, 64, 64, 1) for heads in (1, 5, 8, 16, 128)]
+    more += [spec("bf16", 16, page, 64, 1) for page in (1, 16)]
+    return [*more, *(head_count_spec(heads) for heads in HEAD_COUNTS)]
+
+
 def grid_specs(grid: str) -> list[KernelSpec]:
     """The kernels of a grid, "quick" or "full"."""
     return full_specs() if grid == "full" else quick_specs()

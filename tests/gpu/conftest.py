@@ -58,6 +58,8 @@ def built_kernels(request: Any) -> Any:
     """Builds every kernel of the grid in parallel before the first test."""
     from mlagen.build import build
 
-    report = build(cases.grid_specs(request.config.getoption("--grid")), jobs=os.cpu_count())
+    specs = cases.grid_specs(request.config.getoption("--grid")) + cases.extra_specs()
+    faulthandler.cancel_dump_traceback_later()
+    report = build(specs, jobs=os.cpu_count())
     assert not report.failed, "\n".join(f"{row.name}: {row.error}" for row in report.failed)
     return report

@@ -51,10 +51,10 @@ def test_every_length_around_two_tiles(kernel_):
     check(kernel_, Case(tuple(range(131)), h_q=128, splits=2, s_q=2))
 
 
-@pytest.mark.parametrize("heads", [*range(1, 17), 20, 40, 72, 80, 96, 112, 120, 128])
+@pytest.mark.parametrize("heads", cases.HEAD_COUNTS)
 def test_head_counts(heads):
     """A15, B1, B6, B7, B8: odd and small head counts with one to four tokens, unmasked columns untouched."""
-    kernel = cases.spec("bf16", heads, 64, 64, 1 + heads % 2)
+    kernel = cases.head_count_spec(heads)
     for s_q in (1, 2, 3, 4):
         check(kernel, Case((0, 1, 64, 200, 777), h_q=heads, s_q=s_q, splits=(1, 1, 2, 3, 4)))
 
