@@ -33,13 +33,18 @@ class Findings:
     """
 
     counts: dict[Finding, int] = field(default_factory=dict)
-    first: dict[object, Finding] = field(default_factory=dict)
+    first: dict[tuple[str, object, str], Finding] = field(default_factory=dict)
 
-    def add(self, finding: Finding, place: object) -> None:
+    def add(self, finding: Finding, place: object, times: int = 1) -> None:
         """Count one finding. place: identifies the instruction."""
         key = (finding.kind, place, re.sub(r"0x[0-9a-f]+|\d+", "", finding.message))
         kept = self.first.setdefault(key, finding)
-        self.counts[kept] = self.counts.get(kept, 0) + 1
+        self.counts[kept] = self.counts.get(kept, 0) + times
+
+    def merge(self, other: Findings) -> None:
+        """Add the findings of another run."""
+        for (_, place, _), finding in other.first.items():
+            self.add(finding, place, other.counts[finding])
 
     @property
     def errors(self) -> list[Finding]:
