@@ -95,8 +95,7 @@ class _WarpState:
 
 
 class WarpgroupState:
-    """The wgmmas of a warpgroup, by sequence number; done ones that every warp has waited for are forgotten.
-    """
+    """The wgmmas of a warpgroup, by sequence number; done ones that every warp has waited for are forgotten."""
 
     def __init__(self) -> None:
         self.operations: dict[int, Operation] = {}
@@ -185,7 +184,7 @@ def run_mma(
         if (value != value[0]).any():
             raise EmulatorError(f"{form.name}: the {what} differs between lanes")
     state, own = _state(warp.warpgroup), _warp_state(warp)
-    _check_fence(form, warp, own)
+    _check_fence(form, warp, own, bool(accumulate[0]))
     a_bits = 0 if form.a_slots else int(a[0][0])
     operation = Operation(
         form, (a_bits, None if form.a_slots else decode_sm90(a_bits)), int(b[0]), bool(accumulate[0])
@@ -229,8 +228,12 @@ def _same_operation(state: WarpgroupState, number: int, mine: Operation) -> Oper
     return found
 
 
-def _check_fence(form: WgmmaForm, warp: Warp, own: _WarpState) -> None:
-    """Registers must not have changed since the last wgmma.fence, but for what wgmmas themselves wrote."""
+def _check_fence(form: WgmmaForm, warp: Warp, own: _WarpState, accumulate: bool) -> None:
+    """Registers must not have changed since the last wgmma.fence, but for what wgmmas themselves wrote.
+
+    Accumulators that the operation does not read are a lint only: compilers move their initialisation, which
+    has no effect.
+    """
     fenced = own.fenced
     if fenced is None:
         warp.report("wgmma", f"{form.name}: no wgmma.fence before the first wgmma")
@@ -239,8 +242,10 @@ def _check_fence(form: WgmmaForm, warp: Warp, own: _WarpState) -> None:
     changed = [s for s in form.accumulators + form.a_slots if warp.registers[s] is not fenced[s]]
     if changed:
         kind = "accumulators" if changed[0] in form.accumulators else "A registers"
+        dead = not accumulate and all(s in form.accumulators for s in changed)
         warp.report(
-            "wgmma", f"{form.name}: {len(changed)} registers ({kind}) were written after the last wgmma.fence"
+            "strict" if dead else "wgmma",
+            f"{form.name}: {len(changed)} registers ({kind}) were written after the last wgmma.fence",
         )
         for slot in changed:
             fenced[slot] = warp.registers[slot]
@@ -254,7 +259,9 @@ def report_touch(warp: Warp, slots: frozenset[int]) -> Wait:
     )
     pending = list(_warp_state(warp).pending.values())
     return Wait(
-        lambda: all(op.done for op in pending), lambda: None, lambda: "waits for wgmmas whose registers it uses"
+        lambda: all(op.done for op in pending),
+        lambda: None,
+        lambda: "waits for wgmmas whose registers it uses",
     )
 
 
