@@ -166,14 +166,14 @@ class KernelSpec:
             if match["tuning"] not in known:
                 raise SpecError(
                     f"{name!r}: tuning {match['tuning']} is not in the shipped tables, the cache or a search "
-                    "folder. A hash does not hold the choices themselves: build the spec once on this machine, "
-                    "add its folder to MLAGEN_CACHE_PATH, or leave the _t part out for the default tuning"
+                    "folder. A hash does not hold the choices themselves: build the spec once on this "
+                    "machine, add its folder to MLAGEN_CACHE_PATH, or leave the _t part out"
                 )
             tuning = known[match["tuning"]]
         return cls(
             arch=ARCH_OF_FAMILY[family],
-            q_dtype=_member(DType, "q_dtype", match["q"]),
-            kv_dtype=_member(DType, "kv_dtype", match["kv"]),
+            q_dtype=_member(DType, f"{name!r}: q_dtype", match["q"]),
+            kv_dtype=_member(DType, f"{name!r}: kv_dtype", match["kv"]),
             h_q=int(match["h"]),
             page_size=int(match["page"]),
             max_split=int(match["split"]),

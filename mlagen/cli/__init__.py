@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from mlagen import __version__
+from mlagen.cli.status import FAILED, NO_DEVICE
 from mlagen.errors import DeviceError, MlagenError
 
 # Subcommand -> module of this package, where it has the name `command`.
@@ -22,8 +23,6 @@ _COMMANDS = {
     "show": "mlagen.cli.show",
     "verify": "mlagen.cli.verify",
 }
-FAILED = 1
-NO_DEVICE = 3
 
 
 class _Commands(click.Group):

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from mlagen.build import Report, Row, build
-from mlagen.cli import FAILED
 from mlagen.cli.common import chosen, json_option, kernel_options, print_json, progress, table
+from mlagen.cli.status import FAILED
 
 
 @click.command("build")

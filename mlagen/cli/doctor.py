@@ -11,8 +11,8 @@ import click
 
 from mlagen import __version__, paths, settings, toolchain
 from mlagen.cache import Cache
-from mlagen.cli import FAILED
 from mlagen.cli.common import json_option, print_json, table
+from mlagen.cli.status import FAILED
 from mlagen.errors import MlagenError
 
 

@@ -71,7 +71,7 @@ def command(
         sys.exit(FAILED)
 
 
-def _emulate(specs: list[Any], schedule: str, sms: int, as_json: bool) -> None:
+def _emulate(specs: tuple[Any, ...], schedule: str, sms: int, as_json: bool) -> None:
     from mlagen.emu.launcher import EmulatorOptions
     from mlagen.emu.verify import emulate_each, emulated_cases, report
 
