@@ -50,7 +50,7 @@ __device__ __forceinline__ void next_list(typename Traits::Params const& params,
   if (!first) meet();  // everybody is done with the list
   if constexpr (kFeeds) {
     if (threadIdx.x / 32 == kFeeder) {
-      TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)), smem.walk[0]);
+      TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)), first ? WalkState{} : smem.walk[0]);
       if (first) walk.begin();
       __syncwarp();
       fill_list<Traits>(walk, smem);

@@ -196,6 +196,7 @@ struct Accumulator {
       // Zeros rather than a first wgmma that overwrites: the old values would occupy their registers between items.
 #pragma unroll
       for (int i = 0; i < 128; ++i) o[i] = 0.f;
+      pin(o);
 #pragma unroll 1
       for (int i = 0; i < places; ++i) {
         if (!kPair || i < work.blocks) {

@@ -22,8 +22,8 @@ struct Merge {
   }
 
   __device__ __forceinline__ void run(int which) const {
+    if (smem.duty[which].pieces == 0) return;
     MergeDuty const duty = smem.duty[which];
-    if (duty.pieces == 0) return;
     if (Traits::kCtaGroup == 2 && duty.pair_splits && place.rank != half) return;
     Epilogue<Traits> const epilogue{p, smem, place.rank, half};
     find_slots(duty);

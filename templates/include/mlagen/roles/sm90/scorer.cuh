@@ -78,6 +78,7 @@ struct Scorer {
     named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
   }
 
+  template <bool kLast>
   __device__ __forceinline__ void store_probs() {
     int const lane = lane_id(), warp = warp_in_group(), slot = block_count & 1;
     if (lane == 0) smem.rescale_flag[slot * 4 + warp] = rescale;
@@ -87,6 +88,8 @@ struct Scorer {
     }
     // Wait: P V of the block before has read the slot. First use: parity 1 of a fresh barrier passes at once.
     mbarrier_wait(smem.probs_empty[0], slot ^ 1);
+    // Also true now: the statistics of the item before the last one have been read, whose place these take.
+    if constexpr (kLast) write_statistics();
     int const row = warp * 16 + lane % 16;
     unsigned const address = smem_address(smem.probs) + row * 128;
 #pragma unroll
@@ -139,7 +142,7 @@ struct Scorer {
       }
       if (t == 8) wgmma_commit();
       if constexpr (kPending) {
-        if (t == kStoreAfterTile) store_probs();
+        if (t == kStoreAfterTile) store_probs<false>();
         if (t == kReleaseAfterTile) release_probs();
       }
     }
@@ -178,6 +181,7 @@ struct Scorer {
   __device__ __forceinline__ void reset_rows() {
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = 0.f;
+    pin(s);  // the zeros are in their registers before the wgmma.fence
     max0 = max1 = kNoMaximum;
     sum0 = sum1 = 0.f;
   }
@@ -220,15 +224,14 @@ struct Scorer {
     }
   }
 
-  // Log-sum-exp (log2) and 1 / sum of each row, for the accumulators. The slot is that of the item's last block's item
-  // count; a row without visible keys gives -inf and 0.
-  __device__ __forceinline__ void write_statistics(int slot) {
+  // Log-sum-exp (log2) and 1 / sum of each row, for the accumulators; a row without visible keys gives -inf and 0.
+  __device__ __forceinline__ void write_statistics() {
 #pragma unroll
     for (int i = 1; i <= 2; i *= 2) {
       sum0 += __shfl_xor_sync(kFullWarp, sum0, i);
       sum1 += __shfl_xor_sync(kFullWarp, sum1, i);
     }
-    int const lane = lane_id(), row = slot * kBlockM + warp_in_group() * 16 + lane / 4;
+    int const lane = lane_id(), row = (items_done & 1) * kBlockM + warp_in_group() * 16 + lane / 4;
     if (lane % 4 == 0) {
       smem.stats[row] = statistics(max0, sum0);
       smem.stats[row + 8] = statistics(max1, sum1);
@@ -265,8 +268,7 @@ struct Scorer {
       named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
       if (following < count) load_query(following);
       softmax();
-      write_statistics(items_done & 1);
-      store_probs();
+      store_probs<true>();
       release_probs();
       ++items_done;
       before = item;
