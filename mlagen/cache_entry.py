@@ -75,9 +75,12 @@ def read_entry(folder: Path, name: str) -> Entry:
                 raise ValueError(f"{file} does not match its digest")
         if sha256(files["kernel.cu"]) != key.source:
             raise ValueError("kernel.cu is not the source of the key")
+        entry = Entry(name, key, files, body["info"])
+        if entry.manifest() != raw:
+            raise ValueError("the manifest is not as it was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(str(error)) from error
-    return Entry(name, key, files, body["info"])
+    return entry
 
 
 @dataclass(frozen=True, slots=True)
