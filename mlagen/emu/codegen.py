@@ -30,6 +30,7 @@ from mlagen.emu.interfaces import (
 from mlagen.emu.isa import load_all
 from mlagen.emu.ptx import Function, Module
 from mlagen.emu.specials import special_value
+from mlagen.emu.taint import Flow, flow_of
 from mlagen.emu.types import NUMPY, UNSIGNED
 
 CONTROL = frozenset({"bra", "brx", "ret", "exit", "trap", "call", "brkpt"})
@@ -99,6 +100,7 @@ class Program:
                            for b in self.slots.bytes]  # fmt: skip
         self.leaders = self._leaders()
         self.blocks: dict[int, Block] = {}
+        self._flows: dict[int, Flow | None] = {}
 
     # ---- registers
 
@@ -215,6 +217,15 @@ class Program:
         if bound is None:
             return ()
         return bound if isinstance(bound, tuple) else (bound,)
+
+    def flow(self, pc: int) -> Flow | None:
+        """How taint flows through an instruction; None when it has no effect."""
+        if pc not in self._flows:
+            ins = self.instructions[pc]
+            bound = self.bind(ins)
+            inline = bool(bound) and all(isinstance(b, Inline) for b in bound)
+            self._flows[pc] = flow_of(ins, self.slots.index.get, inline) if bound else None
+        return self._flows[pc]
 
     def _lines(self, ins: Instruction, masked: bool) -> list[str]:
         """The code of one instruction of an ordinary block."""

@@ -11,6 +11,7 @@ from mlagen.emu.clocks import Actor, Stamp
 from mlagen.emu.interfaces import SHARED_OFFSET_BITS, WARP, Array, EmulatorError, Wait
 from mlagen.emu.mbarrier import Mbarrier
 from mlagen.emu.memory import LocalMemory, SharedMemory, TensorMemory
+from mlagen.emu.taint import TaintTracker
 
 if TYPE_CHECKING:
     from mlagen.emu.machine import Machine
@@ -90,8 +91,8 @@ class Cta:
     def _where(self, offset: int) -> str:
         return f"{self.machine.names.shared(offset)} of CTA {self.index}"
 
-    def _unwritten(self, offset: int) -> None:
-        self.machine.report("unwritten", f"read of {self._where(offset)}, which nobody has written")
+    def _unwritten(self, offset: int, places: Array) -> None:
+        self.machine.unwritten(self._where(offset), places)
 
     @property
     def tmem(self) -> TensorMemory:
@@ -188,6 +189,8 @@ class Warp:
         self.quantum = 0
         self.executed = 0
         self.block_counts: dict[int, int] = {}
+        self.taint = TaintTracker(self)
+        self.executing: Array | None = None
 
     def shared(self, address: int) -> tuple[Cta, int]:
         """(CTA, offset) of a shared address; an EmulatorError when it names no CTA of the cluster."""

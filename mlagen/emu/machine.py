@@ -150,7 +150,9 @@ class Machine:
         """A finding of a sanitizer."""
         warp = warp or self.current
         op = self.current_op
-        place: object = op.name if op is not None else warp.at if warp is not None else None
+        place: object = (
+            None if kind == "note" else op.name if op is not None else warp.at if warp is not None else None
+        )
         self.findings.add(Finding(kind, message, self.location(warp)), place)
 
     def location(self, warp: Warp | None) -> str:
@@ -167,8 +169,26 @@ class Machine:
         blocks = self.program.blocks
         return sum((blocks[pc].end - pc) * n for w in self.warps for pc, n in w.block_counts.items())
 
-    def _unwritten(self, offset: int) -> None:
-        self.report("unwritten", f"read of {self.memory.where(offset)}, which nobody has written")
+    def _unwritten(self, offset: int, places: Array) -> None:
+        self.unwritten(self.memory.where(offset), places)
+
+    def unwritten(self, place: str, places: Array) -> None:
+        """Never-written bytes were read. places: which of the executing lanes read some (or elements of a
+        larger access).
+
+        Ordinary loads taint their result; tensor operations turn the poison into NaNs, which is only noted;
+        other reads are findings.
+        """
+        op, warp = self.current_op, self.current
+        if op is not None:
+            kind = "note" if op.name.startswith(("wgmma", "tcgen05", "mma")) else "unwritten"
+            self.report(kind, f"read of {place}, which nobody has written")
+        elif warp is not None and warp.executing is not None and len(places) == int(warp.executing.sum()):
+            hit = np.zeros(32, np.bool_)
+            hit[warp.executing] = places
+            warp.taint.loaded(hit, place)
+        else:
+            self.report("unwritten", f"read of {place}, which nobody has written")
 
     # ---- the main loop
 
@@ -260,6 +280,8 @@ class Machine:
             pc = group.pc
             block = blocks.get(pc) or self.program.block(pc)
             counts[pc] = counts.get(pc, 0) + 1
+            if warp.taint.slots and block.predicate >= 0:
+                warp.taint.check_slot(block.predicate, group.mask, "a branch or predicate")
             if block.control is not None:
                 step_control(self, warp, group, block)
                 if not warp.groups:
@@ -273,6 +295,8 @@ class Machine:
                 if warp.inflight and self._touches_inflight(warp, group, block):
                     continue
                 run(warp, group.mask)
+                if warp.taint.events or warp.taint.slots:
+                    warp.taint.after_block(self.program, pc, block.end, group.mask)
                 group.pc = block.end
 
     def _touches_inflight(self, warp: Warp, group: Group, block: Block) -> bool:

@@ -40,7 +40,7 @@ class ByteStore:
 
     def __init__(self, size: int, name: str) -> None:
         self.name = name
-        self.on_unwritten: Callable[[int], None] | None = None
+        self.on_unwritten: Callable[[int, Array], None] | None = None
         self.resize(size)
 
     def resize(self, size: int) -> None:
@@ -108,7 +108,8 @@ class ByteStore:
                 f"{verb} the bytes of a live mbarrier at {self.where(int(offsets[states == MBARRIER][0]))}"
             )
         if not store and self.on_unwritten is not None:
-            self.on_unwritten(int(offsets[states == UNWRITTEN][0]))
+            places = (states == UNWRITTEN).reshape(-1, width).any(axis=1)
+            self.on_unwritten(int(offsets[states == UNWRITTEN][0]), places)
 
     def gather(self, offsets: Array, width: int) -> Array:
         """Values of `width` bytes (16: uint64 (..., 2)) in the shape of `offsets`."""

@@ -84,6 +84,7 @@ def load_shared(
     """ld.shared: one array per vector element."""
     full = lanes is ALL_LANES
     active = address if full else address[lanes]
+    warp.executing = lanes
     checks = warp.machine.checks
     parts = shared_parts(warp, lanes, active)
     if len(parts) == 1:
@@ -128,6 +129,7 @@ def load_global(
     full = lanes is ALL_LANES
     memory = warp.machine.memory
     active = address if full else address[lanes]
+    warp.executing = lanes
     values = memory.load(memory.offsets(active), width, vector)
     if strong:
         strong_load(warp, {int(a) for a in active}, strong)
