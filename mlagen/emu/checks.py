@@ -66,6 +66,7 @@ class Checks:
         self.domain = domain
         self.shadows: dict[int, CtaShadow] = {}
         self.on = options.race or options.proxy
+        self.copied = 0
 
     def shadow(self, cta: interfaces.Cta) -> CtaShadow:
         """The shadow of a CTA."""
@@ -111,6 +112,8 @@ class Checks:
         if not self.on:
             return
         assert isinstance(actor, Actor)
+        if actor.proxy == "async":
+            self.copied += 4 * self._count(offsets, width)
         shadow, at = self.shadow(cta), granules(offsets, width)
         if self.options.race:
             found = shadow.shared.write(actor, at)
@@ -123,6 +126,13 @@ class Checks:
                 shadow.any_dirty = True
             else:
                 shadow.dirty_time[at] = 0
+
+    @staticmethod
+    def _count(offsets: Array | slice | range, width: int) -> int:
+        """Granules of an access."""
+        if isinstance(offsets, slice | range):
+            return -(-(offsets.stop - offsets.start) // 4)
+        return int(np.asarray(offsets).size) * max(width // 4, 1)
 
     def proxy_fence(self, ctas: list[Cta], actor: Actor) -> None:
         """A fence.proxy.async: every generic write that the fencing warp comes after is now visible to the
