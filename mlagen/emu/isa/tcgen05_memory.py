@@ -11,7 +11,6 @@ import numpy.typing as npt
 from mlagen.emu import bulk, tensor_memory, tmem_layouts
 from mlagen.emu.descriptors import MatrixDescriptor, decode_sm100, operand_addresses, touched_words
 from mlagen.emu.interfaces import (
-    Actor,
     Array,
     AsyncOp,
     Binder,
@@ -207,7 +206,7 @@ def run_load(form: TransferForm, warp: Warp, lanes: npt.NDArray[np.bool_], addre
     if reused:
         report_touch(warp, frozenset(reused))
     tensor_memory.check_written(warp, warp.cta, rows, columns, form.name)
-    actor = _issue(warp, form, rows, columns, "loads", write=False)
+    _issue(warp, form, rows, columns, "loads", write=False)
     values = warp.cta.tmem.data[rows, columns]
     if form.packed:
         values = (values[0::2] & np.uint32(0xFFFF)) | values[1::2] << np.uint32(16)
@@ -215,7 +214,6 @@ def run_load(form: TransferForm, warp: Warp, lanes: npt.NDArray[np.bool_], addre
         warp.registers[slot] = value
     warp.inflight |= set(form.slots)
     warp.on_touch = report_touch
-    del actor
 
 
 def run_store(
@@ -232,21 +230,28 @@ def run_store(
     warp.cta.tmem.written[rows, columns] = True
 
 
-def _issue(warp: Warp, form: TransferForm, rows: Array, columns: Array, kind: str, *, write: bool) -> Actor:
+def _issue(warp: Warp, form: TransferForm, rows: Array, columns: Array, kind: str, *, write: bool) -> None:
     """Declare the access by an operation of its own, which the warp comes after only at the wait."""
     machine = warp.machine
     actor = machine.checks.operation(warp.actor, f"{form.name} of {warp.actor.name}")
     touched = tmem_layouts.transfer_columns(form.shape, len(columns), form.split) + int(columns[0, 0])
     tensor_memory.declare(machine, warp.cta, rows[0], touched, actor, form.name, write=write)
     warp.scratch.setdefault(f"tcgen05 {kind}", []).append(actor)
-    return actor
 
 
 def report_touch(warp: Warp, slots: frozenset[int]) -> None:
-    """A block uses registers of a tcgen05.ld without the wait: against the ISA text, though hardware is known
-    to stall.
+    """A block uses registers of a tcgen05.ld without the wait: against the ISA text, though hardware stalls
+    for them.
+
+    From here on the loads count as done, as on hardware.
     """
     warp.report("strict", f"{len(slots)} registers of a tcgen05.ld are used before tcgen05.wait::ld")
+    _finish_loads(warp)
+
+
+def _finish_loads(warp: Warp) -> None:
+    _finish(warp, "loads")
+    warp.inflight = set()
 
 
 @instruction("tcgen05.wait::ld", section="9.7.16.8.5 tcgen05.wait")
@@ -258,8 +263,7 @@ def wait_ld(ins: Instruction, bind: Binder) -> Bound:
 def run_wait_ld(warp: Warp, lanes: npt.NDArray[np.bool_]) -> None:
     """The warp comes after its loads."""
     tensor_memory.check_aligned(warp, lanes, "tcgen05.wait::ld")
-    _finish(warp, "loads")
-    warp.inflight = set()
+    _finish_loads(warp)
 
 
 @instruction("tcgen05.wait::st", section="9.7.16.8.5 tcgen05.wait")
