@@ -5,14 +5,14 @@ loaded."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mlagen.driver import Gpu
 from mlagen.errors import DeviceError
 from mlagen.hardware import limits
 from mlagen.problem import Problem
-from mlagen.spec import Arch, KernelSpec
+from mlagen.spec import Arch, DType, KernelSpec
 
-TILE_ROWS = 64
 MAX_SPLIT_LIMIT = 256
 
 
@@ -51,6 +51,7 @@ TABLE = (
 )
 
 
+@lru_cache(maxsize=64)
 def arch_of(device: Gpu) -> Arch:
     """The architecture to build for.
 
@@ -78,18 +79,22 @@ def choose(problem: Problem, device: Gpu) -> KernelSpec:
     Raises:
         DeviceError: no family serves this GPU.
     """
-    arch = arch_of(device)
     layout = problem.layout
-    row = next(choice for choice in TABLE if choice.arch == arch and layout.h_q <= choice.most_heads)
+    return _choose(arch_of(device), layout.dtype, layout.h_q, layout.page_size, problem.uniform_splits)
+
+
+@lru_cache(maxsize=1024)
+def _choose(arch: Arch, dtype: DType, h_q: int, page_size: int, uniform_splits: int) -> KernelSpec:
+    row = next(choice for choice in TABLE if choice.arch == arch and h_q <= choice.most_heads)
     max_split = row.max_split
-    while max_split < min(problem.uniform_splits, MAX_SPLIT_LIMIT):
+    while max_split < min(uniform_splits, MAX_SPLIT_LIMIT):
         max_split *= 2
     return KernelSpec(
         arch=arch,
-        q_dtype=layout.dtype,
-        kv_dtype=layout.dtype,
-        h_q=layout.h_q,
-        page_size=layout.page_size,
+        q_dtype=dtype,
+        kv_dtype=dtype,
+        h_q=h_q,
+        page_size=page_size,
         max_split=max_split,
         cta_group=row.cta_group,
     )

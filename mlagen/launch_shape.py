@@ -7,6 +7,7 @@ on two tiles (2SM). A team is `units_per_team` neighbouring units that walk the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mlagen.spec import KernelSpec
 
@@ -46,6 +47,7 @@ class LaunchShape:
         return self.ctas * PARTIALS_PER_CTA * PARTIAL_BYTES
 
 
+@lru_cache(maxsize=1024)
 def launch_shape(spec: KernelSpec, s_q: int, resident_units: int) -> LaunchShape:
     """The grid for rows of `s_q` tokens on a GPU that holds `resident_units` units at a time.
 

@@ -16,6 +16,7 @@ D_ROPE = 64
 INT32_MAX = 2**31 - 1
 MAX_TMA_STRIDE_BYTES = 2**40
 STRIDE_UNIT_BYTES = 16
+WRITTEN = ("out", "lse", "workspace")
 DTYPES = {"bfloat16": DType.BF16, "float16": DType.FP16}
 
 
@@ -51,6 +52,9 @@ class Layout:
         base_alignment: (tensor name, bytes) for every address that has to be aligned.
         workspace_bytes: size of a given workspace, 0 without one.
         metas: every argument, by name.
+        spans: bytes from the first to behind the last element of every argument, in the order of the
+            arguments.
+        written: positions of out, lse and workspace in that order.
     """
 
     batch: int
@@ -70,15 +74,16 @@ class Layout:
     base_alignment: tuple[tuple[str, int], ...]
     workspace_bytes: int
     metas: dict[str, Meta]
+    spans: tuple[tuple[int, bool], ...]
 
     def may_overlap(self, a: str, a_pointer: int, b: str, b_pointer: int) -> bool:
-        """Whether two arguments can share a byte. Exact for views of one buffer that have the same outer
-        strides.
+        """Whether two arguments whose spans meet can share a byte.
+
+        Exact for views of one buffer that have the same outer strides; True when it cannot be told.
         """
         first, second = self.metas[a], self.metas[b]
-        a_span, b_span = first.span_bytes, second.span_bytes
-        if not a_span or not b_span or a_pointer + a_span <= b_pointer or b_pointer + b_span <= a_pointer:
-            return False
+        if first.strides[-1] != 1 or second.strides[-1] != 1:
+            return True
         a_steps = tuple(stride * first.itemsize for stride in first.strides[:-1])
         b_steps = tuple(stride * second.itemsize for stride in second.strides[:-1])
         if not a_steps or a_steps != b_steps:
@@ -144,6 +149,7 @@ def check_layout(tensors: dict[str, Any], device_type: str = "cuda") -> Layout:
         ),
         workspace_bytes=_check_workspace(metas),
         metas=metas,
+        spans=tuple((meta.span_bytes, name in WRITTEN) for name, meta in metas.items()),
     )
 
 

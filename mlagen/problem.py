@@ -202,13 +202,22 @@ def _check_bases(layout: Layout, pointers: dict[str, int]) -> None:
 
 def _check_overlaps(layout: Layout, pointers: dict[str, int]) -> None:
     """What is written must not share bytes with anything else that the call touches."""
-    for written in ("out", "lse", "workspace"):
-        if written not in pointers:
+    spans = [
+        (pointer, pointer + nbytes, written, name)
+        for (name, pointer), (nbytes, written) in zip(pointers.items(), layout.spans, strict=True)
+        if nbytes
+    ]
+    for begin, end, written, name in spans:
+        if not written:
             continue
-        for other, pointer in pointers.items():
-            if other != written and layout.may_overlap(written, pointers[written], other, pointer):
-                raise InputError(
-                    f"{written} and {other} share memory (addresses {pointers[written]:#x} and "
-                    f"{pointer:#x}). "
-                    f"{written} is written while {other} is in use: give it memory of its own"
-                )
+        for other_begin, other_end, _, other in spans:
+            if begin < other_end and other_begin < end and other != name:
+                _refuse_overlap(layout, name, begin, other, other_begin)
+
+
+def _refuse_overlap(layout: Layout, written: str, pointer: int, other: str, other_pointer: int) -> None:
+    if layout.may_overlap(written, pointer, other, other_pointer):
+        raise InputError(
+            f"{written} and {other} share memory (addresses {pointer:#x} and {other_pointer:#x}). "
+            f"{written} is written while {other} is in use: give it memory of its own"
+        )
