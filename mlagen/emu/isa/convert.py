@@ -167,16 +167,18 @@ def _to_float(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline:
 
 @helper
 def round_toward(x: Array, rounding: str, kind: type) -> Array:
-    """Values of a narrower float type that are the directed rounding of x (exact for |x| < 2**53)."""
-    near = x.astype(kind)
-    back, exact = near.astype(np.float64), x.astype(np.float64)
-    down = rounding == "rm" or rounding == "rz"
-    too_high = (back > exact) & (np.full(x.shape, rounding == "rm") | (down & (exact > 0)))
-    too_low = (back < exact) & (
-        np.full(x.shape, rounding == "rp") | (np.full(x.shape, rounding == "rz") & (exact < 0))
-    )
+    """Values of a narrower float type: x rounded toward zero (rz), minus (rm) or plus infinity (rp)."""
+    near: Array = x.astype(kind)
+    if x.dtype.kind == "f":
+        high, low = near.astype(np.float64) > x, near.astype(np.float64) < x
+    else:
+        exact = [int(n) - int(v) for n, v in zip(near, x, strict=True)]
+        high, low = np.array([e > 0 for e in exact]), np.array([e < 0 for e in exact])
+    positive = x > 0
+    down = high & (positive | (rounding == "rm")) & (rounding != "rp")
+    up = low & (~positive | (rounding == "rp")) & (rounding != "rm")
     result: Array = np.where(
-        too_high, np.nextafter(near, kind(-np.inf)), np.where(too_low, np.nextafter(near, kind(np.inf)), near)
+        down, np.nextafter(near, kind(-np.inf)), np.where(up, np.nextafter(near, kind(np.inf)), near)
     )
     return result
 
