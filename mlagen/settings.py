@@ -63,7 +63,7 @@ class Settings:
     )
     jobs: int | None = _row(_count, None, "count", "compiler processes of one build; default: all cores")
     lineinfo: bool = _row(
-        _flag, True, "flag", "put source lines into PTX and cubin for profilers and debuggers", code=True
+        _flag, False, "flag", "put source lines into PTX and cubin for profilers and debuggers", code=True
     )
     spill_check: bool = _row(
         _flag, False, "flag", "a kernel that spills registers or uses local memory is an error"

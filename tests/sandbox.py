@@ -43,7 +43,7 @@ def small_kernels(folder: Path, *specs: KernelSpec, value: int = 1) -> Path:
 def environment(cache: Path | None, override: Path | None = None, **more: str) -> dict[str, str]:
     """The process environment with only these mlagen settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MLAGEN_")}
-    env |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "MLAGEN_LINEINFO": "0"}
+    env |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     env |= {"MLAGEN_CACHE_DIR": str(cache)} if cache is not None else {}
     env |= {"MLAGEN_OVERRIDE_DIR": str(override)} if override is not None else {}
     return env | more

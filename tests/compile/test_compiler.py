@@ -132,7 +132,7 @@ def test_one_kernel_takes_at_most_four_seconds_of_cpu_cold(spec: KernelSpec) -> 
         "seconds = compile_source(render(make_plan(spec)), spec.arch, name=spec.name).seconds\n"
         "print(seconds.cpu, seconds.front_end, seconds.nvvm, seconds.ptxas)"
     )
-    env = sandbox.environment(None, MLAGEN_LINEINFO="1")
+    env = sandbox.environment(None)
     best = [float(sandbox.python(script, env).split()[0])]
     while best[-1] > CPU_SECONDS and len(best) < 3:
         best.append(float(sandbox.python(script, env).split()[0]))

@@ -22,7 +22,7 @@ def test_values_are_typed() -> None:
             "MLAGEN_CACHE_PATH": "/x:/y",
             "MLAGEN_DISABLE_JIT": "yes",
             "MLAGEN_JOBS": "3",
-            "MLAGEN_LINEINFO": "0",
+            "MLAGEN_LINEINFO": "1",
             "MLAGEN_LOG_LEVEL": "info",
         }
     )
@@ -30,7 +30,7 @@ def test_values_are_typed() -> None:
     assert found.cache_path == (Path("/x"), Path("/y"))
     assert found.disable_jit is True
     assert found.jobs == 3
-    assert found.lineinfo is False
+    assert found.lineinfo is True
     assert found.log_level == "INFO"
 
 
