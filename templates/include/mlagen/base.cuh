@@ -39,6 +39,19 @@ __device__ __forceinline__ int thread_in_group() { return int(threadIdx.x % kWar
 __device__ __forceinline__ int warp_in_group() { return __shfl_sync(kFullWarp, int(threadIdx.x % kWarpGroup / 32), 0); }
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 
+// The thread within its warpgroup, read again at this place: what a rare path derives from it is not kept in registers
+// through the main loop.
+struct FreshThread {
+  int thread;
+  __device__ __forceinline__ FreshThread() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    thread = int(index % kWarpGroup);
+  }
+  __device__ __forceinline__ int lane() const { return int(unsigned(thread) % 32); }
+  __device__ __forceinline__ int warp() const { return int(unsigned(thread) / 32); }
+};
+
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __device__ __forceinline__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ constexpr int max_of(int a, int b) { return a > b ? a : b; }

@@ -21,7 +21,6 @@ struct PageWalk {
   typename Traits::Smem& smem;
   int item = -1;        // in the work list; its length when the walk has ended
   int block = 0;        // next block, absolute
-  int places = 0;       // places of the ring left in the item; those without a block come last
   int id[kIds];
 
   __device__ __forceinline__ bool ended() const { return item >= smem.work[0].count; }
@@ -35,15 +34,15 @@ struct PageWalk {
   // To the place behind this one.
   __device__ __forceinline__ void advance() {
     ++block;
-    if (--places == 0) {
+    if (block == work().first_block + work().places) {
       next_item();
     } else {
       fetch_ids();
     }
   }
-  // Does the current place hold a block for this CTA? Always in 1SM.
+  // Does the current place hold a block for this CTA? Always in 1SM; in 2SM the last place of an item may not.
   __device__ __forceinline__ bool has_block() const {
-    return Traits::kCtaGroup == 1 || places > work().places - work().blocks;
+    return Traits::kCtaGroup == 1 || block < work().first_block + work().blocks;
   }
   __device__ __forceinline__ bool shared_by_pair() const {
     return Traits::kCtaGroup == 2 && !work().pair_splits();
@@ -88,7 +87,6 @@ struct PageWalk {
     while (!ended()) {
       if (work().places > 0) {
         block = work().first_block;
-        places = work().places;
         fetch_ids();
         return;
       }

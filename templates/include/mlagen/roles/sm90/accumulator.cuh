@@ -26,10 +26,11 @@ struct Accumulator {
   float o[128];
   int stage = 0;
   unsigned block_count = 0;       // blocks accumulated by this CTA
-  unsigned pair_phase = 0;        // bit s: parity of pair_kv_empty[s] (2SM); bit 3: pair_rope_empty
+  // Parities, in one register: bit s < 3 of pair_kv_empty[s], then of pair_rope_empty, of the items with blocks, of the
+  // items that the pair splits.
+  static constexpr int kRopeBit = 3, kItemBit = 4, kExchangeBit = 5;
+  unsigned parity = 0;
   int pending_stage = -1;         // 2SM: a refill that waits for the peer
-  unsigned items_done = 0;        // items with blocks for this CTA
-  unsigned exchanges = 0;         // 2SM: items that the pair split
   unsigned rope_count = 0;        // rope tiles loaded: two more than blocks accumulated, where there are as many
 
   __device__ __forceinline__ Accumulator(typename Traits::Params const& params, typename Traits::Smem& storage,
@@ -37,6 +38,7 @@ struct Accumulator {
       : p(params), smem(storage), rank(kPair ? cluster_rank() : 0), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
         walk{params, storage}, loads_half(warp == 0), loads_rope(h == 0 && warp == 3) {}
 
+  __device__ __forceinline__ unsigned bit(int b) const { return (parity >> b) & 1; }
   __device__ __forceinline__ void group_sync() const {
     named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
   }
@@ -45,11 +47,10 @@ struct Accumulator {
   }
 
   // -- loading ------------------------------------------------------------------------------------------------------
-  // Warp 0: the next place of the list into `s`, whose half nobody reads any more.
-  __device__ __forceinline__ void refill(int s) {
-    if (!loads_half) return;
-    if constexpr (kPair) finish_pending();
-    if (walk.ended()) return;
+  // Warp 0: the next place of the list into `s`, whose half nobody reads any more. Unless `patient`, a refill that the peer
+  // is not ready for is left for later.
+  __device__ __forceinline__ void refill(int s, bool patient) {
+    if (!loads_half || walk.ended()) return;
     if (!walk.has_block()) {
       walk.advance();
       return;
@@ -63,7 +64,7 @@ struct Accumulator {
         if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
         if (rank == half) {
           pending_stage = s;
-          if (__all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], (pair_phase >> s) & 1))) finish_pending();
+          if (patient || __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s)))) finish_pending();
         } else {
           walk.advance();
         }
@@ -77,8 +78,8 @@ struct Accumulator {
   __device__ __forceinline__ void finish_pending() {
     if constexpr (kPair) {
       if (pending_stage < 0) return;
-      mbarrier_wait(smem.pair_kv_empty[pending_stage], (pair_phase >> pending_stage) & 1);
-      pair_phase ^= 1u << pending_stage;
+      mbarrier_wait(smem.pair_kv_empty[pending_stage], bit(pending_stage));
+      parity ^= 1u << pending_stage;
       walk.template fetch<4, true>(tma_latent, smem.kv_full[pending_stage * 2 + half], half_of(pending_stage), half * 4);
       pending_stage = -1;
       walk.advance();
@@ -91,10 +92,10 @@ struct Accumulator {
     while (rope_count != block_count + 2) {
       while (!walk.ended() && !walk.has_block()) walk.advance();
       if (walk.ended()) return;
-      unsigned const parity = (rope_count & 1) ^ 1;
-      if (!patient && !__all_sync(kFullWarp, mbarrier_test(smem.rope_empty[0], parity))) return;
+      unsigned const free = (rope_count & 1) ^ 1;
+      if (!patient && !__all_sync(kFullWarp, mbarrier_test(smem.rope_empty[0], free))) return;
       // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier passes at once.
-      mbarrier_wait(smem.rope_empty[0], parity);
+      mbarrier_wait(smem.rope_empty[0], free);
       fetch_rope();
       ++rope_count;
     }
@@ -105,8 +106,8 @@ struct Accumulator {
       if (walk.shared_by_pair()) {
         if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_rope_empty[0], 0);
         if (rank == 0) {
-          mbarrier_wait(smem.pair_rope_empty[0], (pair_phase >> 3) & 1);  // both tiles are free
-          pair_phase ^= 1u << 3;
+          mbarrier_wait(smem.pair_rope_empty[0], bit(kRopeBit));  // both tiles are free
+          parity ^= 1u << kRopeBit;
           walk.template fetch<1, true>(tma_rope, smem.rope_full[0], smem.rope, 0);
         }
         walk.advance();
@@ -134,8 +135,7 @@ struct Accumulator {
   // Rows of V past the row's last key hold whatever the page holds, NaN included; 0 x NaN must not reach O.
   __device__ __forceinline__ void clear_rows(int first) {
     unsigned char* const base = half_of(stage);
-    int const thread = thread_in_group();
-    for (int i = first * 32 + thread; i < kBlockN * 32; i += kWarpGroup) {
+    for (int i = first * 32 + FreshThread().thread; i < kBlockN * 32; i += kWarpGroup) {
       int const row = i / 32, chunk = i % 32;
       auto* const to = base + row / 8 * kGroupBytes + chunk / 8 * kAtomBytes + row % 8 * 128 + chunk % 8 * 16;
       *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
@@ -180,17 +180,15 @@ struct Accumulator {
 
   // -- the list -----------------------------------------------------------------------------------------------------
   __device__ __forceinline__ void run_list() {
-    int const count = smem.work[0].count;
     if (loads_half || loads_rope) walk.start();
-    for (int i = 0; i < Traits::kStages; ++i) refill((stage + i) % Traits::kStages);
+#pragma unroll 1
+    for (int i = 0; i < Traits::kStages; ++i) refill((stage + i) % Traits::kStages, true);
     load_rope(true);  // the second tile waits until the first block is scored
     __syncwarp();
-    Epilogue<Traits> const epilogue{p, smem, rank, half};
-    for (int item = 0; item < count; ++item) {
+        for (int item = 0; item < smem.work[0].count; ++item) {
       WorkItem const& work = smem.work[0].item[item];
-      int const places = work.places;
-      if (places == 0) {
-        epilogue.write_empty(work);
+      if (work.places == 0) {
+        Epilogue<Traits>{p, smem, rank, half, {}}.write_empty(work);
         continue;
       }
       // Zeros rather than a first wgmma that overwrites: the old values would occupy their registers between items.
@@ -198,23 +196,23 @@ struct Accumulator {
       for (int i = 0; i < 128; ++i) o[i] = 0.f;
       pin(o);
 #pragma unroll 1
-      for (int i = 0; i < places; ++i) {
+      for (int i = 0; i < work.places; ++i) {
         if (!kPair || i < work.blocks) {
           accumulate(i + 1 == work.blocks, work.length - (work.first_block + i) * kBlockN);
         }
-        if (i + 1 < places) {
-          refill(stage);
+        if (i + 1 < work.places) {
+          refill(stage, false);
           advance_stage();
         }
       }
-      if constexpr (kPair) finish_pending_warp();
-      epilogue.run(o, work, half_of(stage), items_done & 1, exchanges);
-      refill(stage);
+      if (kPair && work.blocks == 0) finish_pending_warp();
+      Epilogue<Traits>{p, smem, rank, half, {}}.run(o, work, half_of(stage), int(bit(kItemBit)), bit(kExchangeBit));
+      refill(stage, false);
       load_rope(true);
       __syncwarp();
       advance_stage();
-      items_done += work.blocks > 0;
-      exchanges += work.pair_splits();
+      if (work.blocks > 0) parity ^= 1u << kItemBit;
+      if (kPair && work.pair_splits()) parity ^= 1u << kExchangeBit;
     }
   }
 };

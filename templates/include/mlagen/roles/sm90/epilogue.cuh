@@ -19,6 +19,7 @@ struct Epilogue {
   typename Traits::Smem& smem;
   int rank;  // CTA of the pair
   int half;
+  FreshThread self;
 
   __device__ __forceinline__ void group_sync() const {
     named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
@@ -35,8 +36,8 @@ struct Epilogue {
 
   // `staging`: the half stage whose last reader this warpgroup was; 32 KB.
   __device__ __forceinline__ void run(float (&o)[128], WorkItem const& work, unsigned char* staging,
-                                      int slot, unsigned exchanges) const {
-    int const row = slot * kBlockM + warp_in_group() * 16 + lane_id() / 4;
+                                      int slot, unsigned exchange) const {
+    int const row = slot * kBlockM + self.warp() * 16 + self.lane() / 4;
     RowStats stats{smem.stats[row], smem.stats[row + 8]};
     if (Traits::kCtaGroup == 2 && work.blocks == 0) {  // the peer has all keys
       stats.row0 = stats.row1 = make_float2(negative_infinity(), 0.f);
@@ -44,10 +45,10 @@ struct Epilogue {
     if constexpr (Traits::kCtaGroup == 2) {
       if (work.pair_splits()) {
         if (!writes(work)) {
-          send(o, stats, staging, exchanges & 1);
+          send(o, stats, staging, exchange);
           return;
         }
-        receive(o, stats, staging, exchanges & 1);
+        receive(o, stats, staging, exchange);
       }
     }
     stage_rows(o, stats, staging);
@@ -63,15 +64,15 @@ struct Epilogue {
     write_lse(stats, rows, split, slot_of_cta);
     fence_async_shared();  // generic -> async: TMA may overwrite `staging`
     group_sync();
-    if (split && thread_in_group() == 0) announce(work.slot());
+    if (split && self.thread == 0) announce(work.slot());
   }
 
   // An item without keys: zeros and -inf.
   __device__ __forceinline__ void write_empty(WorkItem const& work) const {
     if (!writes(work)) return;
     QueryRows<Traits> const rows{p, work.row, work.tile};
-    int const lane = lane_id();
-    for (int row = warp_in_group(); row < rows.count(); row += 4) {
+    int const lane = self.lane();
+    for (int row = self.warp(); row < rows.count(); row += 4) {
       *reinterpret_cast<uint4*>(rows.out(row) + half * kHalf + lane * 8) = make_uint4(0, 0, 0, 0);
       if (half == 0 && lane == 0 && p.lse != nullptr) *rows.lse(row) = negative_infinity();
     }
@@ -82,38 +83,38 @@ struct Epilogue {
   __device__ __forceinline__ static int staged_chunk(int row, int chunk) { return row * 512 + ((chunk ^ (row & 7)) * 16); }
 
   __device__ __forceinline__ void stage_rows(float (&o)[128], RowStats const& stats, unsigned char* staging) const {
-    int const lane = lane_id(), row = warp_in_group() * 16 + lane % 16;
-    unsigned const base = smem_address(staging);
+    int const lane = self.lane(), row = self.warp() * 16 + lane % 16;
+    unsigned const address = smem_address(staging) + staged_chunk(row, lane / 16);  // the loop flips its chunk bits
     float const f0 = stats.row0.y, f1 = stats.row1.y;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float const* const v = o + 8 * j;
-      stmatrix_x4(base + staged_chunk(row, 2 * j + lane / 16), pack<Element>(v[0] * f0, v[1] * f0),
+      stmatrix_x4(address ^ (j * 32), pack<Element>(v[0] * f0, v[1] * f0),
                   pack<Element>(v[2] * f1, v[3] * f1), pack<Element>(v[4] * f0, v[5] * f0),
                   pack<Element>(v[6] * f1, v[7] * f1));
     }
   }
 
   __device__ __forceinline__ void write_output(unsigned char const* staging, QueryRows<Traits> const& rows) const {
-    int const lane = lane_id(), count = rows.count();
+    int const lane = self.lane(), count = rows.count();
 #pragma unroll 4
-    for (int row = warp_in_group(); row < count; row += 4) {
+    for (int row = self.warp(); row < count; row += 4) {
       *reinterpret_cast<uint4*>(rows.out(row) + half * kHalf + lane * 8) =
           *reinterpret_cast<uint4 const*>(staging + staged_chunk(row, lane));
     }
   }
   __device__ __forceinline__ void write_partial(unsigned char const* staging, int count, int slot) const {
-    int const lane = lane_id();
+    int const lane = self.lane();
     auto* const partial = static_cast<Element*>(p.partial_out) + (long long)slot * (kBlockM * kLatent) + half * kHalf;
 #pragma unroll 4
-    for (int row = warp_in_group(); row < count; row += 4) {
+    for (int row = self.warp(); row < count; row += 4) {
       __stcg(reinterpret_cast<uint4*>(partial + row * kLatent + lane * 8),
              *reinterpret_cast<uint4 const*>(staging + staged_chunk(row, lane)));
     }
   }
   __device__ __forceinline__ void write_lse(RowStats const& stats, QueryRows<Traits> const& rows, bool split,
                                             int slot) const {
-    int const lane = lane_id(), row = warp_in_group() * 16 + lane / 4;
+    int const lane = self.lane(), row = self.warp() * 16 + lane / 4;
     if (lane % 4 != 0) return;
     if (split) {
       float* const partial = p.partial_lse + ((long long)slot * 2 + half) * kBlockM + row;
@@ -137,7 +138,7 @@ struct Epilogue {
 
   // Sends this half of O, normalised, in the element type and in fragment order, and its log-sum-exps to the peer.
   __device__ __forceinline__ void send(float (&o)[128], RowStats const& stats, unsigned char* staging, unsigned parity) const {
-    int const peer = rank ^ 1, thread = thread_in_group(), lane = lane_id();
+    int const peer = rank ^ 1, thread = self.thread, lane = self.lane();
     unsigned const full = peer_address(&smem.exchange_full[0], peer);
     unsigned const to = peer_address(staging, peer) + thread * 16;
     // Wait: the peer's half stage is free and its barrier expects our bytes.
@@ -152,7 +153,7 @@ struct Epilogue {
                   full);
     }
     if (lane % 4 == 0) {
-      unsigned const at = peer_address(&smem.peer_lse[warp_in_group() * 16 + lane / 4], peer);
+      unsigned const at = peer_address(&smem.peer_lse[self.warp() * 16 + lane / 4], peer);
       store_async(at, stats.row0.x, full);
       store_async(at + 8 * int(sizeof(float)), stats.row1.x, full);
     }
@@ -162,15 +163,15 @@ struct Epilogue {
   __device__ __forceinline__ void receive(float (&o)[128], RowStats& stats, unsigned char* staging, unsigned parity) const {
     fence_async_shared();
     group_sync();  // nobody reads `staging` or peer_lse any more
-    if (thread_in_group() == 0) {
+    if (self.thread == 0) {
       mbarrier_arrive_expect(smem.exchange_full[0], kExchangeBytes);
       mbarrier_arrive_remote(smem.exchange_empty[0], rank ^ 1);
     }
     mbarrier_wait(smem.exchange_full[0], parity);  // the peer's half and its statistics have landed
-    int const row = warp_in_group() * 16 + lane_id() / 4;
+    int const row = self.warp() * 16 + self.lane() / 4;
     float own0, own1;
     float const peer0 = join(stats.row0, smem.peer_lse[row], own0), peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
-    auto const* const from = reinterpret_cast<uint4 const*>(staging) + thread_in_group();
+    auto const* const from = reinterpret_cast<uint4 const*>(staging) + self.thread;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       uint4 const v = from[j * kWarpGroup];

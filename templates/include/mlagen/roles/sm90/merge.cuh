@@ -25,7 +25,7 @@ struct Merge {
     if (smem.duty[which].pieces == 0) return;
     MergeDuty const duty = smem.duty[which];
     if (Traits::kCtaGroup == 2 && duty.pair_splits && place.rank != half) return;
-    Epilogue<Traits> const epilogue{p, smem, place.rank, half};
+    Epilogue<Traits> const epilogue{p, smem, place.rank, half, {}};
     find_slots(duty);
     if (thread_in_group() == 0) {
       unsigned const* const counter = p.counters + place.cta_of(p, duty.first_team) * 2 + half;

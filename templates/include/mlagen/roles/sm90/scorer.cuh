@@ -32,10 +32,12 @@ struct Scorer {
   float factor0, factor1;
   bool rescale;
   int stage = 0;
-  unsigned full_phase = 0;            // bit s: parity that the next use of stage s waits for
-  unsigned block_count = 0;           // blocks scored by this CTA so far
-  unsigned items_done = 0;            // items with blocks
+  // Parities, in one register: bit s < 3 that of the next use of stage s; then those of the blocks and of the items so far.
+  static constexpr int kBlockBit = 3, kItemBit = 4;
+  unsigned parity = 0;
   bool ready = false;
+
+  __device__ __forceinline__ unsigned bit(int b) const { return (parity >> b) & 1; }
 
   // The next item of the list with blocks for this CTA, or the list's length.
   __device__ __forceinline__ int next_item(int after) const {
@@ -48,14 +50,15 @@ struct Scorer {
   __device__ __forceinline__ void load_query(int item) {
     WorkItem const& work = smem.work[0].item[item];
     QueryRows<Traits> const rows{p, work.row, work.tile};
-    int const lane = lane_id(), upper = warp_in_group() * 16 + lane / 4, count = rows.count();
+    FreshThread const self;
+    int const lane = self.lane(), upper = self.warp() * 16 + lane / 4, count = rows.count();
     bool const has0 = upper < count, has1 = upper + 8 < count;
     void const* row0 = rows.nope(has0 ? upper : 0) + lane % 4 * 2;
     void const* row1 = rows.nope(has1 ? upper + 8 : 0) + lane % 4 * 2;
     load_fragments(row0, row1, has0, has1, cute::make_integer_sequence<int, kQueryFragments>{});
-    int const thread = thread_in_group(), chunk = thread % 16;
+    int const chunk = self.thread % 16;
 #pragma unroll 1
-    for (int row = thread / 16; row < kBlockM; row += kWarpGroup / 16) {
+    for (int row = self.thread / 16; row < kBlockM; row += kWarpGroup / 16) {
       int const from = row < count ? row : 0;
       auto const* source = chunk < 8 ? rows.nope(from) + 7 * 64 + chunk * 8 : rows.pe(from) + (chunk - 8) * 8;
       cp_async_16(smem_address(smem.q_tail) + (chunk / 8) * kTileBytes + tile_chunk(row, chunk % 8), source, row < count);
@@ -80,7 +83,8 @@ struct Scorer {
 
   template <bool kLast>
   __device__ __forceinline__ void store_probs() {
-    int const lane = lane_id(), warp = warp_in_group(), slot = block_count & 1;
+    FreshThread const self;
+    int const lane = self.lane(), warp = self.warp(), slot = int(bit(kBlockBit));
     if (lane == 0) smem.rescale_flag[slot * 4 + warp] = rescale;
     if (rescale && lane % 4 == 0) {
       smem.rescale[slot * kBlockM + warp * 16 + lane / 4] = factor0;
@@ -90,41 +94,40 @@ struct Scorer {
     mbarrier_wait(smem.probs_empty[0], slot ^ 1);
     // Also true now: the statistics of the item before the last one have been read, whose place these take.
     if constexpr (kLast) write_statistics();
-    int const row = warp * 16 + lane % 16;
-    unsigned const address = smem_address(smem.probs) + row * 128;
+    // Chunk 2 j + lane / 16 of the row, swizzled: one address, whose chunk bits the loop flips.
+    unsigned const address = smem_address(smem.probs) + tile_chunk(warp * 16 + lane % 16, lane / 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      stmatrix_x4(address + (((2 * j + lane / 16) ^ (lane & 7)) * 16), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
-                  packed[4 * j + 3]);
+      stmatrix_x4(address ^ (j * 32), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]);
     }
     fence_async_shared();  // generic -> async: P is read by wgmma
   }
   // Arrive: P, its factors and, behind the last block, the statistics are written; half of V(i) has long landed.
   __device__ __forceinline__ void release_probs() {
     __syncwarp();
-    if (lane_id() == 0) mbarrier_arrive(smem.probs_full[block_count & 1]);
-    ++block_count;
+    if (lane_id() == 0) mbarrier_arrive(smem.probs_full[bit(kBlockBit)]);
+    parity ^= 1u << kBlockBit;
   }
 
   // Issues S = Q K^T of the next block of the ring. With kPending, hands over P of the block before on the way.
   template <bool kPending>
   __device__ __forceinline__ void issue_scores() {
-    unsigned const parity = (full_phase >> stage) & 1;
+    unsigned const stage_parity = bit(stage);
     mbarrier& full0 = smem.kv_full[stage * 2];
     mbarrier& full1 = smem.kv_full[stage * 2 + 1];
-    // block_count is the block before the one scored here if its P is pending.
-    unsigned const rope_parity = (block_count + (kPending ? 1 : 0)) & 1;
+    // The block bit still counts the block before the one scored here if its P is pending.
+    unsigned const rope_parity = bit(kBlockBit) ^ (kPending ? 1 : 0);
     unsigned long long const keys = key_descriptor(smem_address(smem.kv) + stage * kStageBytes);
     unsigned long long const tail = tile_descriptor(smem_address(smem.q_tail));
     unsigned long long const rope = tile_descriptor(smem_address(smem.rope));
 #pragma unroll
     for (int t = 0; t < 9; ++t) {
       if (t == 0) {
-        if (!ready) mbarrier_wait(full0, parity);  // columns 0..255 have landed
+        if (!ready) mbarrier_wait(full0, stage_parity);  // columns 0..255 have landed
       } else if (t == 2) {
-        ready = mbarrier_test(full1, parity);
+        ready = mbarrier_test(full1, stage_parity);
       } else if (t == 4) {
-        if (!ready) mbarrier_wait(full1, parity);  // columns 256..511
+        if (!ready) mbarrier_wait(full1, stage_parity);  // columns 256..511
         ready = mbarrier_test(smem.rope_full[0], rope_parity);
       } else if (t == 8) {
         if (!ready) mbarrier_wait(smem.rope_full[0], rope_parity);  // rope columns
@@ -146,7 +149,7 @@ struct Scorer {
         if (t == kReleaseAfterTile) release_probs();
       }
     }
-    full_phase ^= 1u << stage;
+    parity ^= 1u << stage;
     advance_stage(1);
   }
   __device__ __forceinline__ void advance_stage(int places) {
@@ -161,11 +164,12 @@ struct Scorer {
   }
 
   // Keys at or past a row's visible count do not take part.
-  __device__ __forceinline__ void mask(int item, int block) {
+  __device__ __forceinline__ void mask(int item, int left) {
     WorkItem const& work = smem.work[0].item[item];
-    int const tile = work.tile, lane = lane_id();
-    int const row = warp_in_group() * 16 + lane / 4;
-    int const first = block * kBlockN + (lane % 4) * 2;
+    FreshThread const self;
+    int const tile = work.tile, lane = self.lane();
+    int const row = self.warp() * 16 + lane / 4;
+    int const first = (work.first_block + work.blocks - left) * kBlockN + (lane % 4) * 2;
     int const left0 = visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row)) - first;
     int const left1 = visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row + 8)) - first;
 #pragma unroll
@@ -231,7 +235,8 @@ struct Scorer {
       sum0 += __shfl_xor_sync(kFullWarp, sum0, i);
       sum1 += __shfl_xor_sync(kFullWarp, sum1, i);
     }
-    int const lane = lane_id(), row = (items_done & 1) * kBlockM + warp_in_group() * 16 + lane / 4;
+    FreshThread const self;
+    int const lane = self.lane(), row = int(bit(kItemBit)) * kBlockM + self.warp() * 16 + lane / 4;
     if (lane % 4 == 0) {
       smem.stats[row] = statistics(max0, sum0);
       smem.stats[row + 8] = statistics(max1, sum1);
@@ -241,40 +246,48 @@ struct Scorer {
     return sum == 0.f ? make_float2(negative_infinity(), 0.f) : make_float2(maximum + log2_approx(sum), reciprocal(sum));
   }
 
-  __device__ __forceinline__ void run_list() {
-    int const count = smem.work[0].count;
-    int item = next_item(-1), before = -1;
-    if (item < count) load_query(item);
-    while (item < count) {
-      WorkItem const& mine = smem.work[0].item[item];
-      if constexpr (Traits::kCtaGroup == 2) skip_places(before, item);
-      int const blocks = mine.blocks, following = next_item(item);
-      int const unmasked = visible_keys<Traits>(p, mine.length, QueryRows<Traits>::token(mine.tile, 0)) / kBlockN - mine.first_block;
-      reset_rows();
-      query_landed();
-      ready = false;
-      issue_scores<false>();
-      finish_scores();
+  // One item. `left` counts its blocks down: nothing else of the item stays in registers.
+  __device__ __forceinline__ void run_item(int item) {
+    WorkItem const& work = smem.work[0].item[item];
+    int left = work.blocks;
+    // Blocks at the end that some row of the tile sees only in part.
+    int const masked = work.first_block + left -
+                       visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(work.tile, 0)) / kBlockN;
+    reset_rows();
+    query_landed();
+    ready = false;
+    issue_scores<false>();
+    finish_scores();
 #pragma unroll 1
-      for (int i = 0; i + 1 < blocks; ++i) {
-        if (i >= unmasked) mask(item, mine.first_block + i);
-        softmax();
-        ready = mbarrier_test(smem.kv_full[stage * 2], (full_phase >> stage) & 1);
-        issue_scores<true>();
-        finish_scores();
-      }
-      if (blocks > unmasked) mask(item, mine.first_block + blocks - 1);
-      // All warps have finished reading Q: the next item's is on its way while the last block goes through the softmax.
-      named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
-      if (following < count) load_query(following);
+    for (; left > 1; --left) {
+      if (left <= masked) mask(item, left);
       softmax();
-      store_probs<true>();
-      release_probs();
-      ++items_done;
-      before = item;
-      item = following;
+      ready = mbarrier_test(smem.kv_full[stage * 2], bit(stage));
+      issue_scores<true>();
+      finish_scores();
     }
-    if constexpr (Traits::kCtaGroup == 2) skip_places(before, count);
+    if (left <= masked) mask(item, left);
+    // All warps have finished reading Q: the next item's is on its way while the last block goes through the softmax.
+    named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
+    int const following = next_item(item);
+    if (following < smem.work[0].count) load_query(following);
+    softmax();
+    store_probs<true>();
+    release_probs();
+    parity ^= 1u << kItemBit;
+  }
+
+  __device__ __forceinline__ void run_list() {
+    int item = next_item(-1);
+    if (item < smem.work[0].count) load_query(item);
+    int before = -1;
+    while (item < smem.work[0].count) {
+      if constexpr (Traits::kCtaGroup == 2) skip_places(before, item);
+      run_item(item);
+      if constexpr (Traits::kCtaGroup == 2) before = item;
+      item = next_item(item);
+    }
+    if constexpr (Traits::kCtaGroup == 2) skip_places(before, item);
   }
 
   // Places of the ring that belong to the peer alone, of the item before and of items without blocks for this CTA.
