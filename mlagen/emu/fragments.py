@@ -52,7 +52,7 @@ def accumulator_matrix(registers: Sequence[Array]) -> Float32:
     """fp32 (16, n) of 32-bit registers, n / 2 of them: register 4j + 2h + p of lane 4q + c is (8h + q, 8j +
     2c + p).
     """
-    stacked = np.stack(registers).view(np.float32).reshape(len(registers) // 4, 2, 2, 8, 4)
+    stacked = np.concatenate(registers).view(np.float32).reshape(len(registers) // 4, 2, 2, 8, 4)
     return np.ascontiguousarray(stacked.transpose(1, 3, 0, 4, 2)).reshape(16, -1)
 
 
@@ -69,7 +69,7 @@ def a_matrix(registers: Sequence[Array], kind: str) -> Array:
     Four registers for 32 bytes of K, two for 16 bytes.
     """
     _, numpy_type = OPERAND_TYPES[kind]
-    elements = np.stack(registers).view(numpy_type).reshape(len(registers) // 2, 2, 8, 4, -1)
+    elements = np.concatenate(registers).view(numpy_type).reshape(len(registers) // 2, 2, 8, 4, -1)
     return np.ascontiguousarray(elements.transpose(1, 2, 0, 3, 4)).reshape(16, -1)
 
 
@@ -78,5 +78,5 @@ def b_matrix(registers: Sequence[Array], kind: str) -> Array:
     neighbours at c of half g.
     """
     _, numpy_type = OPERAND_TYPES[kind]
-    elements = np.stack(registers).view(numpy_type).reshape(len(registers), 8, 4, -1)
+    elements = np.concatenate(registers).view(numpy_type).reshape(len(registers), 8, 4, -1)
     return np.ascontiguousarray(elements.transpose(1, 0, 2, 3)).reshape(8, -1)

@@ -48,7 +48,7 @@ SM90_8BIT = Accumulation(block=32, fraction_bits=13, mantissa_bits=13)
 
 @dataclass(slots=True)
 class _Work:
-    """Work arrays of one tile shape, reused between calls (the emulator is single-threaded)."""
+    """Work arrays of one block shape, reused between calls (the emulator is single-threaded)."""
 
     product: npt.NDArray[Any]
     whole: npt.NDArray[Any]
@@ -57,17 +57,12 @@ class _Work:
     top: npt.NDArray[np.int16]
 
 
-@lru_cache(maxsize=32)
-def _work(m: int, n: int, wide: bool) -> _Work:
+@lru_cache(maxsize=64)
+def _work(k: int, m: int, n: int, wide: bool) -> _Work:
     real, integer = (np.float64, np.int64) if wide else (np.float32, np.int32)
-    shape = (m, n)
-    return _Work(
-        np.empty(shape, real),
-        np.empty(shape, integer),
-        np.empty(shape, integer),
-        np.empty(shape, np.int16),
-        np.empty(shape, np.int16),
-    )
+    shape = (k, m, n)
+    exponent, top = np.empty(shape, np.int16), np.empty((m, n), np.int16)
+    return _Work(np.empty(shape, real), np.empty(shape, integer), np.empty((m, n), integer), exponent, top)
 
 
 def _exponents(x: Float32) -> npt.NDArray[np.int16]:
@@ -119,33 +114,32 @@ def _add_block(
     tops = int(ea.max()), int(eb.max()), int(acc_exponent.max())
     if max(tops) == _NOT_FINITE:
         return _add_block_not_finite(a, b, acc, model)
-    work = _work(acc.shape[0], acc.shape[1], False)
-    top, exponent = work.top, work.exponent
-    top[...] = acc_exponent
-    for k in range(a.shape[0]):
-        np.add(ea[k][:, None], eb[k][None, :], out=exponent)
-        np.maximum(top, exponent, out=top)
-    empty = top < _ZERO_EXPONENT // 2
-    if empty.any():
-        top[empty] = 0
+    shape = (a.shape[0], *acc.shape)
+    work = _work(*shape, False)
+    top = work.top
+    np.add(ea[:, :, None], eb[:, None, :], out=work.exponent)
+    np.maximum.reduce(work.exponent, axis=0, out=top)
+    np.maximum(top, acc_exponent, out=top)
+    lowest = int(top.min())
+    if lowest < _ZERO_EXPONENT // 2:
+        top[top < _ZERO_EXPONENT // 2] = 0
+        lowest = int(top.min())
     # fp32 holds every aligned term if it holds 2**(fraction_bits - top); what underflows truncates to zero
     # anyway
-    wide = int(top.min()) < model.fraction_bits - 120 or tops[0] + tops[1] > 125
+    wide = lowest < model.fraction_bits - 120 or tops[0] + tops[1] > 125
     if wide:
-        work = _work(acc.shape[0], acc.shape[1], True)
+        work = _work(*shape, True)
     real = work.product.dtype
-    top32 = top.astype(np.int32)
-    scale = _power_of_two(model.fraction_bits - top32, real)
-    work.total.fill(0)
+    scale = _power_of_two(model.fraction_bits - top.astype(np.int32), real)
     a_real, b_real = a.astype(real, copy=False), b.astype(real, copy=False)
-    for k in range(a.shape[0]):
-        np.multiply(a_real[k][:, None], b_real[k][None, :], out=work.product)
-        np.multiply(work.product, scale, out=work.product)
-        work.whole[...] = work.product  # conversion to integer truncates
-        np.add(work.total, work.whole, out=work.total)
-    aligned = np.trunc(acc.astype(np.float64) * scale)
-    value = (work.total + aligned) * _power_of_two(top32 - model.fraction_bits, np.float64)
-    return _truncate(value, model.mantissa_bits, subnormal=wide)
+    np.multiply(a_real[:, :, None], b_real[:, None, :], out=work.product)
+    np.multiply(work.product, scale, out=work.product)
+    work.whole[...] = work.product  # conversion to integer truncates
+    np.add.reduce(work.whole, axis=0, out=work.total, dtype=work.total.dtype)
+    # |products| sum to less than 2**31 for 16 products and 25 bits; the accumulator may exceed it
+    value = work.total.astype(np.float64)
+    value += np.trunc(acc.astype(real, copy=False) * scale)
+    return _truncate(value, top, model, subnormal=wide)
 
 
 def _power_of_two(exponent: npt.NDArray[np.int32], real: Any) -> npt.NDArray[Any]:
@@ -155,15 +149,21 @@ def _power_of_two(exponent: npt.NDArray[np.int32], real: Any) -> npt.NDArray[Any
     return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
 
 
-def _truncate(value: Float64, mantissa_bits: int, subnormal: bool) -> Float32:
-    """fp64 to fp32 toward zero, keeping `mantissa_bits`; values beyond fp32 become infinity."""
-    keep = np.int64(-1) << np.int64(52 - mantissa_bits)
-    value = (value.view(np.int64) & keep).view(np.float64)
-    if subnormal:
+def _truncate(value: Float64, top: npt.NDArray[np.int16], model: Accumulation, subnormal: bool) -> Float32:
+    """value * 2**(top - fraction_bits) as fp32, toward zero; beyond fp32 it becomes infinity. Changes
+    `value`.
+    """
+    bits = value.view(np.int64)
+    bits &= np.int64(-1) << np.int64(52 - model.mantissa_bits)
+    exponent = top.astype(np.int32) - model.fraction_bits
+    with np.errstate(over="ignore"):
+        if not subnormal:
+            result: Float32 = value.astype(np.float32) * _power_of_two(exponent, np.dtype(np.float32))
+            return result
+        value *= _power_of_two(exponent, np.dtype(np.float64))
         tiny = np.abs(value) < 2.0**-126
         if tiny.any():
             value = np.where(tiny, np.trunc(value * 2.0**149) * 2.0**-149, value)
-    with np.errstate(over="ignore"):
         return value.astype(np.float32)
 
 
