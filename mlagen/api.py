@@ -48,16 +48,16 @@ def mla_decode(
         spec: a KernelSpec or kernel name; chosen from the tensors and the GPU if absent.
 
     Returns:
-        `out`, or `(out, lse)` when return_lse is set or lse is given. LSE is the natural logarithm of the sum
-        of exp(softmax_scale * q.k) over the visible keys. A token without a visible key gets 0 and -inf.
+        `out`, or `(out, lse)` when return_lse is set or lse is given. LSE is the natural logarithm; a token
+        without a visible key gets 0 and -inf.
 
     Raises:
         InputError: an argument breaks a rule.
         DeviceError: no GPU, or one that the kernel was not built for.
         SpecError, ToolchainError, CompileError, CacheError: the kernel cannot be built.
 
-    Runs on the tensors' GPU and on torch's current stream there, never waits for the GPU, and can be captured
-    in a CUDA graph.
+    Runs on the tensors' GPU and torch's current stream there, never waits, and can be captured in a CUDA
+    graph.
     """
     problem = Problem.from_tensors(
         q,
