@@ -25,7 +25,9 @@ THREAD = """
   shl.b32 %r6, %r1, 2;
   add.s32 %r7, %r5, %r6;
 """
-"""%r1 thread, %r2 CTA, %r4 global thread, %rd3 its output word, %r5 shared memory, %r7 the thread's word in it."""
+"""%r1 thread, %r2 CTA, %r4 global thread, %rd3 its output word, %r5 shared memory, %r7 the thread's word in
+it.
+"""
 
 
 def words(body: str, threads: int = 64, ctas: int = 1, inputs: Any = (), **options: Any) -> np.ndarray:
@@ -135,10 +137,14 @@ WAIT{n}:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_arrivals_complete_a_phase(schedule: str) -> None:
-    body = MBARRIER.format(count=64) + """
+    body = (
+        MBARRIER.format(count=64)
+        + """
   st.shared.u32 [%r7], %r1;
   mbarrier.arrive.shared::cta.b64 _, [%r20];
-""" + WAIT.format(n=0, parity=0) + """
+"""
+        + WAIT.format(n=0, parity=0)
+        + """
   xor.b32 %r8, %r7, 252;
   ld.shared.u32 %r9, [%r8];
   mbarrier.arrive.shared::cta.b64 %rd9, [%r20];
@@ -149,11 +155,14 @@ WAITSTATE:
   mad.lo.u32 %r9, %r11, 100, %r9;
   st.global.u32 [%rd3], %r9;
 """
+    )
     assert (words(body, schedule=schedule) == np.arange(64)[::-1] + 100).all()
 
 
 def test_counts_and_bytes() -> None:
-    body = MBARRIER.format(count=3) + """
+    body = (
+        MBARRIER.format(count=3)
+        + """
   @%p20 bra DONE;
   mbarrier.arrive.shared::cta.b64 _, [%r20], 2;
   mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r20], 16;
@@ -167,17 +176,25 @@ def test_counts_and_bytes() -> None:
   st.global.u32 [%rd3], %r8;
 DONE:
 """
+    )
     assert words(body)[0] == 2
 
 
 def test_drop_lowers_later_phases() -> None:
-    body = MBARRIER.format(count=64) + """
+    body = (
+        MBARRIER.format(count=64)
+        + """
   setp.lt.u32 %p1, %r1, 32;
   @%p1 mbarrier.arrive_drop.shared::cta.b64 _, [%r20];
   @!%p1 mbarrier.arrive.shared::cta.b64 _, [%r20];
-""" + WAIT.format(n=0, parity=0) + """
+"""
+        + WAIT.format(n=0, parity=0)
+        + """
   @!%p1 mbarrier.arrive.shared::cta.b64 _, [%r20];
-""" + WAIT.format(n=1, parity=1) + "  st.global.u32 [%rd3], %r1;\n"
+"""
+        + WAIT.format(n=1, parity=1)
+        + "  st.global.u32 [%rd3], %r1;\n"
+    )
     assert (words(body, fail_on_findings=False) == np.arange(64)).all()
 
 
@@ -191,13 +208,21 @@ def test_over_arrival_and_uninitialised_use() -> None:
 
 
 def test_deadlock_says_what_is_missing() -> None:
-    body = MBARRIER.format(count=2) + "  @!%p20 mbarrier.arrive.shared::cta.b64 _, [%r20];\n" + WAIT.format(n=0, parity=0)
-    with pytest.raises(Deadlock, match=r"parity 0 of shared\+0x800 of CTA 0: phase 0, 1 of 2 arrivals missing"):
+    body = (
+        MBARRIER.format(count=2)
+        + "  @!%p20 mbarrier.arrive.shared::cta.b64 _, [%r20];\n"
+        + WAIT.format(n=0, parity=0)
+    )
+    with pytest.raises(
+        Deadlock, match=r"parity 0 of shared\+0x800 of CTA 0: phase 0, 1 of 2 arrivals missing"
+    ):
         words(body)
 
 
 def test_invalidated_memory_is_memory_again() -> None:
-    body = MBARRIER.format(count=1) + """
+    body = (
+        MBARRIER.format(count=1)
+        + """
   @%p20 bra DONE;
   mbarrier.inval.shared::cta.b64 [%r20];
   st.shared.u32 [%r20], 5;
@@ -205,6 +230,7 @@ def test_invalidated_memory_is_memory_again() -> None:
   st.global.u32 [%rd3], %r9;
 DONE:
 """
+    )
     assert words(body)[0] == 5
 
 
@@ -236,7 +262,8 @@ def test_cluster_barrier_and_remote_shared_memory(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_remote_arrive_and_st_async(schedule: str) -> None:
-    body = """
+    body = (
+        """
   add.s32 %r20, %r5, 1024;
   setp.ne.u32 %p20, %r1, 0;
   @%p20 bra READY;
@@ -252,10 +279,13 @@ READY:
   mapa.shared::cluster.u32 %r21, %r20, %r11;
   st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r12], %r4, [%r21];
   @!%p20 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r21];
-""" + WAIT.format(n=0, parity=0) + """
+"""
+        + WAIT.format(n=0, parity=0)
+        + """
   ld.shared.u32 %r9, [%r7];
   st.global.u32 [%rd3], %r9;
 """
+    )
     got = words(body, threads=32, ctas=2, cluster=2, schedule=schedule)
     assert (got == np.concatenate([np.arange(32, 64), np.arange(32)])).all()
 
@@ -421,7 +451,8 @@ def test_shared_bounds() -> None:
 
 def test_local_memory_is_per_lane() -> None:
     text = kernel(
-        THREAD + """
+        THREAD
+        + """
   .local .align 8 .b8 stack[64];
   mov.u64 %rd4, stack;
   cvta.local.u64 %rd5, %rd4;
@@ -546,17 +577,22 @@ def test_cp_async_groups(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_cp_async_arrives_on_an_mbarrier(schedule: str) -> None:
     source = np.arange(64, dtype=np.uint32)
-    body = MBARRIER.format(count=64) + """
+    body = (
+        MBARRIER.format(count=64)
+        + """
   ld.param.u64 %rd4, [in0];
   mul.wide.u32 %rd5, %r1, 4;
   add.s64 %rd6, %rd4, %rd5;
   cp.async.ca.shared.global [%r7], [%rd6], 4;
   cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r20];
-""" + WAIT.format(n=0, parity=0) + """
+"""
+        + WAIT.format(n=0, parity=0)
+        + """
   xor.b32 %r8, %r7, 252;
   ld.shared.u32 %r9, [%r8];
   st.global.u32 [%rd3], %r9;
 """
+    )
     assert (words(body, inputs=[source], schedule=schedule) == np.arange(64)[::-1]).all()
 
 
@@ -598,6 +634,8 @@ def test_four_matrices() -> None:
 
 
 def test_register_counts() -> None:
-    assert (words("  setmaxnreg.inc.sync.aligned.u32 184;\n  st.global.u32 [%rd3], %r1;\n", threads=128) < 128).all()
+    assert (
+        words("  setmaxnreg.inc.sync.aligned.u32 184;\n  st.global.u32 [%rd3], %r1;\n", threads=128) < 128
+    ).all()
     with pytest.raises(EmulatorError, match="multiple of 8"):
         words("  setmaxnreg.dec.sync.aligned.u32 25;\n", threads=128)
