@@ -38,9 +38,9 @@ struct Epilogue {
   __device__ __forceinline__ void run(float (&o)[128], WorkItem const& work, unsigned char* staging,
                                       int slot, unsigned exchange) const {
     int const row = slot * kBlockM + self.warp() * 16 + self.lane() / 4;
-    RowStats stats{smem.stats[row], smem.stats[row + 8]};
-    if (Traits::kCtaGroup == 2 && work.blocks == 0) {  // the peer has all keys
-      stats.row0 = stats.row1 = make_float2(negative_infinity(), 0.f);
+    RowStats stats{make_float2(negative_infinity(), 0.f), make_float2(negative_infinity(), 0.f)};
+    if (Traits::kCtaGroup == 1 || work.blocks > 0) {  // otherwise the peer has all keys
+      stats = {smem.stats[row], smem.stats[row + 8]};
     }
     if constexpr (Traits::kCtaGroup == 2) {
       if (work.pair_splits()) {
