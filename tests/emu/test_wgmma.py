@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlagen.emu import descriptors, numerics
+from mlagen.emu.emulator import LaunchResult
 from mlagen.emu.findings import SanitizerError
 from mlagen.emu.fragments import to_float
 from mlagen.emu.interfaces import EmulatorError
@@ -200,12 +201,12 @@ def test_product(form: Form, schedule: str) -> None:
     assert np.abs(want).max() > 1
 
 
-def attempt(text_body: str, **options: object) -> None:
+def attempt(text_body: str, **options: object) -> LaunchResult:
     form = Form(64)
     a, b = operands(form)
     image, a_desc, b_desc = lay_out(form, a, b)
     out = np.zeros((128, 32), np.float32)
-    run(kernel(text_body, PARAMS), [image, a_fragments(a), out], [a_desc, b_desc], **options)
+    return run(kernel(text_body, PARAMS), [image, a_fragments(a), out], [a_desc, b_desc], **options)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +224,15 @@ def test_misuse_is_found(changes: dict[str, str], message: str) -> None:
 
 
 def test_registers_written_after_the_fence_are_found() -> None:
+    """An error where the wgmma reads them; a lint for accumulators that it overwrites."""
     text = body(Form(64)).replace(
         "wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; mov.f32 %f5, 0f3f800000;"
     )
+    result = attempt(text)
+    assert result.findings.kinds() == {"strict"}
+    reading = text.replace("setp.ne.u32 %p1, 0, 0;", "setp.ne.u32 %p1, 1, 0;")
     with pytest.raises(SanitizerError, match=r"written after the last wgmma\.fence"):
-        attempt(text)
+        attempt(reading)
 
 
 def test_a_registers_may_not_change_while_in_use() -> None:
