@@ -75,7 +75,7 @@ def _rows() -> list[dict[str, Any]]:
 def _ranges() -> list[dict[str, Any]]:
     """What each family can build, from the family's own table."""
     return [
-        {"name": family, "ranges": {axis: _range(values) for axis, values in _supported(module).items()}}
+        {"name": family, "ranges": {axis: range_text(values) for axis, values in _supported(module).items()}}
         for family, module in FAMILIES.items()
     ]
 
@@ -84,7 +84,7 @@ def _supported(module: str) -> Mapping[str, Sequence[object]]:
     return cast(Mapping[str, Sequence[object]], import_module(module).SUPPORTED)
 
 
-def _range(values: Sequence[object]) -> str:
+def range_text(values: Sequence[object]) -> str:
     """`1..128` for neighbouring numbers, a list for everything else."""
     numbers = [value for value in values if isinstance(value, int)]
     if len(numbers) == len(values) > 3 and numbers == list(range(numbers[0], numbers[-1] + 1)):
