@@ -7,8 +7,8 @@
 // budget  smem=232448 of 232448 B (0 free)
 //
 // roles            warps   regs  function
-//   scorer          0..3    184  Scorer
-//   accumulator     4..11   160  Accumulator
+//   scorer          0..3    176  Scorer
+//   accumulator     4..11   168  Accumulator
 //
 // mbarriers        stages arrivals tx_bytes  from -> to; one phase means
 //   kv_full             6        1    32768  accumulator -> scorer; half a stage has landed
@@ -31,15 +31,15 @@
 //   stats          229376     1024     16  log-sum-exp and 1 / sum by item parity
 //   rescale        230400      512     16  factors for O by block parity
 //   rescale_flag   230912       32     16  does a warp's 16 rows need them
-//   work           230944      776      8  the team's next rows
-//   duty           231720       64      8  rows shared with other teams, until merged
-//   walk           231784       24      8  where the walk over the rows rests
-//   arrival        231808       16     16  counter values at our arrival, by duty and half
-//   kv_full        231824       48      8  half a stage has landed
-//   rope_full      231872        8      8  the rope tile has landed
-//   rope_empty     231880        8      8  Q K^T has read the rope tile
-//   probs_full     231888       16      8  P, its factors and statistics are written
-//   probs_empty    231904        8      8  P V has read P
+//   work           230944      904      4  the team's next rows
+//   duty           231848       72      4  rows shared with other teams, until merged
+//   walk           231920       24      4  where the walk over the rows rests
+//   arrival        231952       16     16  counter values at our arrival, by duty and half
+//   kv_full        231968       48      8  half a stage has landed
+//   rope_full      232016        8      8  the rope tile has landed
+//   rope_empty     232024        8      8  Q K^T has read the rope tile
+//   probs_full     232032       16      8  P, its factors and statistics are written
+//   probs_empty    232048        8      8  P V has read P
 //
 // params (224 B)       offset  meaning
 //   block_table                 0  [b, width] page ids
@@ -160,9 +160,9 @@ struct SharedStorage {
   alignas(16) float2 stats[128];  // log-sum-exp and 1 / sum by item parity
   alignas(16) float rescale[128];  // factors for O by block parity
   alignas(16) unsigned rescale_flag[8];  // does a warp's 16 rows need them
-  alignas(8) mlagen::WorkList work[1];  // the team's next rows
-  alignas(8) mlagen::MergeDuty duty[2];  // rows shared with other teams, until merged
-  alignas(8) mlagen::WalkState walk[1];  // where the walk over the rows rests
+  alignas(4) mlagen::WorkList work[1];  // the team's next rows
+  alignas(4) mlagen::MergeDuty duty[2];  // rows shared with other teams, until merged
+  alignas(4) mlagen::WalkState walk[1];  // where the walk over the rows rests
   alignas(16) unsigned arrival[4];  // counter values at our arrival, by duty and half
   alignas(8) uint64_t kv_full[6];  // half a stage has landed
   alignas(8) uint64_t rope_full[1];  // the rope tile has landed
@@ -185,22 +185,22 @@ static_assert(sizeof(SharedStorage::rescale) == 512, "SharedStorage.rescale has 
 static_assert(MLAGEN_OFFSETOF(SharedStorage, rescale_flag) == 230912, "SharedStorage.rescale_flag is not where the plan puts it");
 static_assert(sizeof(SharedStorage::rescale_flag) == 32, "SharedStorage.rescale_flag has another size than the plan says");
 static_assert(MLAGEN_OFFSETOF(SharedStorage, work) == 230944, "SharedStorage.work is not where the plan puts it");
-static_assert(sizeof(SharedStorage::work) == 776, "SharedStorage.work has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, duty) == 231720, "SharedStorage.duty is not where the plan puts it");
-static_assert(sizeof(SharedStorage::duty) == 64, "SharedStorage.duty has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, walk) == 231784, "SharedStorage.walk is not where the plan puts it");
+static_assert(sizeof(SharedStorage::work) == 904, "SharedStorage.work has another size than the plan says");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, duty) == 231848, "SharedStorage.duty is not where the plan puts it");
+static_assert(sizeof(SharedStorage::duty) == 72, "SharedStorage.duty has another size than the plan says");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, walk) == 231920, "SharedStorage.walk is not where the plan puts it");
 static_assert(sizeof(SharedStorage::walk) == 24, "SharedStorage.walk has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, arrival) == 231808, "SharedStorage.arrival is not where the plan puts it");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, arrival) == 231952, "SharedStorage.arrival is not where the plan puts it");
 static_assert(sizeof(SharedStorage::arrival) == 16, "SharedStorage.arrival has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, kv_full) == 231824, "SharedStorage.kv_full is not where the plan puts it");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, kv_full) == 231968, "SharedStorage.kv_full is not where the plan puts it");
 static_assert(sizeof(SharedStorage::kv_full) == 48, "SharedStorage.kv_full has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, rope_full) == 231872, "SharedStorage.rope_full is not where the plan puts it");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, rope_full) == 232016, "SharedStorage.rope_full is not where the plan puts it");
 static_assert(sizeof(SharedStorage::rope_full) == 8, "SharedStorage.rope_full has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, rope_empty) == 231880, "SharedStorage.rope_empty is not where the plan puts it");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, rope_empty) == 232024, "SharedStorage.rope_empty is not where the plan puts it");
 static_assert(sizeof(SharedStorage::rope_empty) == 8, "SharedStorage.rope_empty has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, probs_full) == 231888, "SharedStorage.probs_full is not where the plan puts it");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, probs_full) == 232032, "SharedStorage.probs_full is not where the plan puts it");
 static_assert(sizeof(SharedStorage::probs_full) == 16, "SharedStorage.probs_full has another size than the plan says");
-static_assert(MLAGEN_OFFSETOF(SharedStorage, probs_empty) == 231904, "SharedStorage.probs_empty is not where the plan puts it");
+static_assert(MLAGEN_OFFSETOF(SharedStorage, probs_empty) == 232048, "SharedStorage.probs_empty is not where the plan puts it");
 static_assert(sizeof(SharedStorage::probs_empty) == 8, "SharedStorage.probs_empty has another size than the plan says");
 static_assert(sizeof(SharedStorage) == 232448, "SharedStorage has another size than the plan says");
 
@@ -244,8 +244,8 @@ struct Traits {
   static constexpr int kQueryReadyThreads = 128;
   static constexpr int kListReadThreads = 384;
 
-  using ScorerWarps = mlagen::Warps<0, 4, 184>;
-  using AccumulatorWarps = mlagen::Warps<4, 8, 160>;
+  using ScorerWarps = mlagen::Warps<0, 4, 176>;
+  using AccumulatorWarps = mlagen::Warps<4, 8, 168>;
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1) mla_decode_sm90_wgmma_bf16_bf16_h16_p64_s16_1sm(

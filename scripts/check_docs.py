@@ -67,10 +67,10 @@ def check_links(path: Path, text: str) -> Iterator[str]:
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
-        place = (path.parent / name) if name else path
-        if not place.exists():
+        place = path.parent / name
+        if name and not place.exists():
             yield f"{path.relative_to(ROOT)}: link to {target}: no such file"
-        elif anchor and anchor not in anchors(place.read_text(encoding="utf-8")):
+        elif anchor and anchor not in anchors(place.read_text(encoding="utf-8") if name else text):
             yield f"{path.relative_to(ROOT)}: link to {target}: no such heading"
     for name in _PATH.findall(prose):
         if "<" not in name and not (

@@ -54,7 +54,8 @@ def test_every_template_and_header_is_in_the_wheel(installed: Path) -> None:
 
 def test_an_installed_package_renders_the_same_text(installed: Path) -> None:
     script = (
-        "from mlagen.paths import template_root\nfrom mlagen.plan import make_plan\nfrom mlagen.render import render\n"
+        "from mlagen.paths import template_root\nfrom mlagen.plan import make_plan\n"
+        "from mlagen.render import render\n"
         f"from mlagen.spec import KernelSpec\nspec = KernelSpec.from_name({sandbox.SPEC.name!r})\n"
         "import sys; sys.stdout.write(render(make_plan(spec)))\nprint(template_root(), file=sys.stderr)"
     )
