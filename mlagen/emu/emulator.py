@@ -20,7 +20,7 @@ from mlagen.emu.checks import CheckOptions
 from mlagen.emu.codegen import Program
 from mlagen.emu.findings import Findings
 from mlagen.emu.interfaces import EmulatorError
-from mlagen.emu.machine import Dim3, LaunchConfig, Machine
+from mlagen.emu.machine import Dim3, LaunchConfig, Machine, place_global
 from mlagen.emu.memory import GlobalMemory
 from mlagen.emu.names import Names
 from mlagen.emu.parser import parse_module
@@ -28,7 +28,7 @@ from mlagen.emu.ptx import Function, Module
 
 Argument: TypeAlias = "bytes | int | float | np.generic | GlobalArray"
 _MODULES: dict[str, Module] = {}
-_PROGRAMS: dict[tuple[str, str], Program] = {}
+_PROGRAMS: dict[tuple[Any, ...], Program] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +103,9 @@ class Emulator:
         self.digest, self.module = load_module(text)
         self.memory = GlobalMemory()
         self.arrays: list[GlobalArray] = []
+        for variable in self.module.variables:
+            if variable.space in ("global", "const") and not variable.external:
+                place_global(variable, self.memory)
 
     def array(self, data: Any, name: str = "", written: bool = True) -> GlobalArray:
         """Register a contiguous numpy array or CPU torch tensor.
@@ -168,11 +171,10 @@ class Emulator:
             exact,
             replace(names) if names is not None else Names(),
         )
-        key = (self.digest, function.name)
-        program = _PROGRAMS.get(key)
-        machine = Machine(self.module, function, self.memory, pack_arguments(function, args), config, program)
-        if not any(v.space in ("global", "const") for v in self.module.variables):
-            _PROGRAMS[key] = machine.program
+        key = (self.digest, function.name, tuple(self.memory.variables.items()))
+        params = pack_arguments(function, args)
+        machine = Machine(self.module, function, self.memory, params, config, _PROGRAMS.get(key))
+        _PROGRAMS[key] = machine.program
         started = time.perf_counter()
         try:
             findings = machine.run()

@@ -427,6 +427,16 @@ def _bytes(data: bytes, least: int) -> Array:
     return np.frombuffer(data.ljust(least, b"\0"), np.uint8)
 
 
+def place_global(variable: Variable, memory: GlobalMemory) -> int:
+    """The address of a module's global or constant variable, allocated when first asked for."""
+    address = memory.variables.get(variable.name)
+    if address is None:
+        data = np.frombuffer(variable.initial.ljust(max(variable.size, 1), b"\0"), np.uint8)
+        address = memory.allocate_array(len(data), variable.name, data, max(variable.align, 16))
+        memory.variables[variable.name] = address
+    return address
+
+
 def _layout(
     module: Module, function: Function, memory: GlobalMemory, config: LaunchConfig
 ) -> tuple[Symbols, int, int]:
@@ -451,10 +461,7 @@ def _layout(
         elif variable.space == "param":
             symbols.call_params[variable.name] = 0
         elif not variable.external:
-            data = np.frombuffer(variable.initial.ljust(variable.size, b"\0"), np.uint8)
-            symbols.globals[variable.name] = memory.allocate_array(
-                max(variable.size, 1), variable.name, data, max(variable.align, 16)
-            )
+            symbols.globals[variable.name] = place_global(variable, memory)
     align = max([v.align for v in dynamic] + [16])
     position = -(-position // align) * align
     for variable in dynamic:

@@ -168,6 +168,7 @@ class GlobalMemory(ByteStore):
         super().__init__(capacity, "global")
         self.top = self.GAP
         self.names: list[tuple[int, int, str]] = []
+        self.variables: dict[str, int] = {}
 
     def where(self, offset: int) -> str:
         """The address, and the allocation it is in or next to."""
