@@ -187,7 +187,7 @@ class Model:
                 front = -(-blocks // 2) if splits else blocks
                 begin = share.first_block + (front if splits and rank == 1 else 0)
                 count = blocks - front if splits and rank == 1 else front
-                if count == 0 and rank == 1:
+                if count == 0 and splits and rank == 1:
                     continue
                 cta = (team * shape.units_per_team + unit) * self.spec.cta_group + rank
                 end = min((begin + count) * BLOCK, self.lengths[row])
