@@ -9,6 +9,7 @@ import numpy as np
 
 from mlagen.emu import interfaces
 from mlagen.emu.clocks import Actor, ClockDomain, Shadow
+from mlagen.emu.global_checks import GlobalChecks
 from mlagen.emu.interfaces import Array
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Checks:
         self.shadows: dict[int, CtaShadow] = {}
         self.on = options.race or options.proxy
         self.copied = 0
+        self.memory = GlobalChecks(machine)
 
     def shadow(self, cta: interfaces.Cta) -> CtaShadow:
         """The shadow of a CTA."""

@@ -130,9 +130,12 @@ def load_global(
     memory = warp.machine.memory
     active = address if full else address[lanes]
     warp.executing = lanes
-    values = memory.load(memory.offsets(active), width, vector)
+    offsets = memory.offsets(active)
+    values = memory.load(offsets, width, vector)
     if strong:
         strong_load(warp, {int(a) for a in active}, strong)
+    elif warp.machine.checks.options.race:
+        warp.machine.checks.memory.read(offsets, width * vector, warp.actor)
     return tuple(values if full else [spread(lanes, v) for v in values])
 
 
@@ -141,10 +144,13 @@ def store_global(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
     if lanes is not ALL_LANES:
         address, values = address[lanes], tuple(v[lanes] for v in values)
     memory = warp.machine.memory
-    memory.store(memory.offsets(address), width, list(values))
+    offsets = memory.offsets(address)
+    memory.store(offsets, width, list(values))
     warp.machine.progress += 1
     if strong:
         strong_store(warp, {int(a) for a in address}, strong)
+    elif warp.machine.checks.options.race:
+        warp.machine.checks.memory.write(offsets, width * len(values), warp.actor)
 
 
 def load_local(
