@@ -7,6 +7,7 @@ Strong accesses (atomics, acquire, release, relaxed, volatile) do not race.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,8 +59,11 @@ class GlobalChecks:
         if writer is not None:
             self._report("read", "write", writer, actor, name, at)
 
-    def write(self, offsets: Array, width: int, actor: Actor) -> None:
-        """A weak store of `width` bytes at each offset of the arena."""
+    def write(self, offsets: Array, width: int, actor: Actor, same: Callable[[], bool]) -> None:
+        """A weak store of `width` bytes at each offset of the arena, before it is done.
+
+        same() says whether the bytes are there already: two writers of one value are only noted.
+        """
         index = self._region(int(offsets[0]))
         start, size, name = self.regions[index]
         shadow = self.shadows.get(index)
@@ -71,11 +75,14 @@ class GlobalChecks:
         at = self._granules(offsets[inside], width, start)
         found = shadow.write(actor, at)
         if found is not None:
-            self._report("write", found[0], found[1], actor, name, at)
+            benign = found[0] == "write" and same()
+            self._report("write", found[0], found[1], actor, name, at, "note" if benign else "race")
 
-    def _report(self, kind: str, other: str, who: int, actor: Actor, name: str, at: Array) -> None:
+    def _report(
+        self, kind: str, other: str, who: int, actor: Actor, name: str, at: Array, finding: str = "race"
+    ) -> None:
         self.machine.report(
-            "race",
+            finding,
             f"global {name}+0x{4 * int(at[0]):x}: {kind} by {actor.name} is not ordered after a {other} by "
             f"{self.machine.domain.name_of(who)}",
         )

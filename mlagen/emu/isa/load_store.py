@@ -145,12 +145,20 @@ def store_global(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
         address, values = address[lanes], tuple(v[lanes] for v in values)
     memory = warp.machine.memory
     offsets = memory.offsets(address)
+    if not strong and warp.machine.checks.options.race:
+        size = width * len(values)
+        warp.machine.checks.memory.write(offsets, size, warp.actor, partial(_present, memory, offsets, values))
     memory.store(offsets, width, list(values))
     warp.machine.progress += 1
     if strong:
         strong_store(warp, {int(a) for a in address}, strong)
-    elif warp.machine.checks.options.race:
-        warp.machine.checks.memory.write(offsets, width * len(values), warp.actor)
+
+
+def _present(memory: Any, offsets: Array, values: tuple[Array, ...]) -> bool:
+    """Whether memory holds these values already."""
+    width = values[0].dtype.itemsize
+    held = memory.load(offsets, width, len(values))
+    return all(bool((h == v).all()) for h, v in zip(held, values, strict=True))
 
 
 def load_local(
