@@ -12,7 +12,7 @@ from typing import Any
 
 BURST_MS = 25.0
 LEAST_REPLAYS, MOST_REPLAYS = 5, 200
-SMI_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+SMI_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 
 @dataclass(frozen=True, slots=True)
