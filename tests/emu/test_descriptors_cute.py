@@ -8,21 +8,14 @@ PTX.
 from __future__ import annotations
 
 import re
-import site
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mlagen.emu import descriptors
+from tests.emu.nvrtc_ptx import compile_to_ptx
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-PACKAGES = Path(site.getsitepackages()[0])
-INCLUDES = [
-    PACKAGES / p
-    for p in ("cutlass_library/source/include", "nvidia/cu13/include", "nvidia/cu13/include/cccl")
-]
 MULTIPLIER = 1_000_003
 TYPES = {"bfloat16_t": 2, "float_e4m3_t": 1, "tfloat32_t": 4}
 ATOMS = ("INTER", "SW32", "SW64", "SW128")
@@ -118,31 +111,12 @@ extern "C" __global__ void table(volatile unsigned long long* o) {{
   __shared__ __align__(1024) char shared[65536 / 2];
   {text}
 }}"""
-    ptx = compile_to_ptx(source)
+    ptx = compile_to_ptx(source, "compute_100a")
     moved = {r: int(v) for r, v in re.findall(r"mov\.[bu]64\s+(%rd\d+), (-?\d+);", ptx)}
     found: dict[int, int] = {}
     for offset, value in re.findall(r"st\.volatile\.global\.[bu]64\s+\[%rd\d+(?:\+(\d+))?\], ([^;]+);", ptx):
         found[int(offset or 0) // 8] = (moved[value] if value in moved else int(value)) % 2**64
     return found
-
-
-def compile_to_ptx(source: str) -> str:
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"table.cu", 0, [], [])
-    options = [
-        "--gpu-architecture=compute_100a",
-        "-std=c++17",
-        "-default-device",
-        *(f"-I{p}" for p in INCLUDES),
-    ]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()[:4000]
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    ptx = b" " * size
-    nvrtc.nvrtcGetPTX(program, ptx)
-    return ptx.decode()
 
 
 def powers(below: int) -> list[int]:

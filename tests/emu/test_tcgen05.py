@@ -270,7 +270,8 @@ FORMS = [
 @pytest.mark.parametrize("schedule", ["eager", "lazy"])
 def test_product(form: Form, schedule: str) -> None:
     a, b = operands(form)
-    out, _ = launch(form, body(form), a, b, schedule=schedule)
+    out, result = launch(form, body(form), a, b, schedule=schedule)
+    assert not result.findings.counts
     sign = -1 if form.negate else 1
     want = 2 * sign * to_float(a, form.type).astype(np.float64) @ to_float(b, form.type).astype(np.float64).T
     rows = form.m // form.group

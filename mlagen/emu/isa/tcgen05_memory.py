@@ -254,7 +254,8 @@ def _finish_loads(warp: Warp) -> None:
     warp.inflight = set()
 
 
-@instruction("tcgen05.wait::ld", section="9.7.16.8.5 tcgen05.wait")
+# blocking: so that the touch check of what follows is made after it
+@instruction("tcgen05.wait::ld", section="9.7.16.8.5 tcgen05.wait", blocking=True)
 def wait_ld(ins: Instruction, bind: Binder) -> Bound:
     """The loads of the warp are done."""
     return Bound(run=run_wait_ld)
