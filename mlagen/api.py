@@ -56,8 +56,7 @@ def mla_decode(
         DeviceError: no GPU, or one that the kernel was not built for.
         SpecError, ToolchainError, CompileError, CacheError: the kernel cannot be built.
 
-    Runs on the tensors' GPU and torch's current stream there, never waits, and can be captured in a CUDA
-    graph.
+    Runs on the tensors' GPU and torch's current stream there, never waits, and can be captured in a graph.
     """
     problem = Problem.from_tensors(
         q,

@@ -1,5 +1,4 @@
-"""Random calls with everything poisoned that a kernel must not read: tails, unused pages, outputs,
-workspace."""
+"""Random calls, poisoned wherever a kernel must not read: tails, unused pages, outputs, scratch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""MLAGEN_CHECK=1: validation of what lives on the GPU before a launch. It waits for the GPU, so it is off by
-default.
+"""MLAGEN_CHECK=1: what lives on the GPU is validated before a launch.
 
-Without it the kernel makes bad values harmless: lengths are clamped to what the table can hold, a page number
-outside the cache reads zeros, split counts are clamped.
+It waits for the GPU, so it is off by default. Without it the kernel makes bad values harmless: lengths are
+clamped to what the table can hold, a page number outside the cache reads zeros, split counts are clamped.
 """
 
 from __future__ import annotations

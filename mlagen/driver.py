@@ -1,5 +1,4 @@
-"""The CUDA driver, reached through cuda-python and only after libcuda was found. Importing this file touches
-nothing."""
+"""The CUDA driver through cuda-python, once libcuda is found. Importing this file touches nothing."""
 
 from __future__ import annotations
 

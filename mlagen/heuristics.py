@@ -1,6 +1,8 @@
-"""Which kernel serves a call. The choice depends only on what is static for a served model: heads, page size,
-dtype, GPU architecture, never on batch or lengths, so a warmed-up server never meets a kernel that it has not
-loaded."""
+"""Which kernel serves a call.
+
+The choice depends only on what is static for a served model: heads, page size, dtype and GPU architecture,
+never on batch or lengths, so a warmed-up server never meets a kernel that it has not loaded.
+"""
 
 from __future__ import annotations
 

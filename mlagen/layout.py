@@ -1,5 +1,4 @@
-"""Layout: the rules about shapes, strides, dtypes and devices of one call, and the numbers that follow from
-them."""
+"""Layout: the rules about shapes, strides, dtypes and devices of a call, and what follows from them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What mla_decode must return, in torch: an fp64 reference, and the same computation at the kernel's own
-precision.
+"""What mla_decode must return, in torch: the fp64 answer, and the same computation at the kernel's precision.
 
 Both take the arguments of mla_decode with a fused cache and run where the tensors are. They define the
 semantics of the call in one place; speed does not matter here, only that rows are independent and nothing
-outside them is read.
+outside is read.
 """
 
 from __future__ import annotations

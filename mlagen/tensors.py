@@ -1,5 +1,4 @@
-"""What the library reads from a tensor: shape, strides, dtype, device and address. Any object that has them
-will do."""
+"""What is read from a tensor: shape, strides, dtype, device, address. Any object that has them will do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An independent reference in numpy: one row, token and head after another, fp64, straight from the
-definition.
+"""An independent reference in numpy: one row, token and head after another, fp64, from the definition.
 
 It exists to check mlagen.reference, which is vectorised; tests of kernels use the latter.
 """

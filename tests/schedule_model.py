@@ -1,5 +1,4 @@
-"""The schedule of templates/include/mlagen/schedule.cuh in plain Python: which CTA does which keys of which
-row.
+"""The schedule of templates/include/mlagen/schedule.cuh in plain Python: which CTA does which keys of a row.
 
 Written from the rules, not from the warp-level code: one row after another, no lanes, no chunks. The device's
 own list (mlagen.schedule) must be the same, piece for piece.

@@ -1,5 +1,4 @@
-"""Tolerances live in mlagen.tolerance, since `mlagen verify` uses them too; this is the name under which
-tests find them."""
+"""The name under which tests find the tolerances; they live in mlagen.tolerance for `mlagen verify`."""
 
 from __future__ import annotations
 

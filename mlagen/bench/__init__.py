@@ -1,2 +1,1 @@
-"""`mlagen bench`: whole decode steps on a GPU, ours beside baselines. Nothing else of the library imports
-this."""
+"""`mlagen bench`: whole decode steps on a GPU, ours beside baselines. Nothing else imports this."""

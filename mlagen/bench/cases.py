@@ -1,5 +1,4 @@
-"""Which decode steps are measured, and their names: b128k4096h128, with q2, p16, fp16 or bf16 behind if not
-default."""
+"""Which decode steps are measured, and their names: b128k4096h128, with q2, p16 or fp16 behind it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Timing whole steps: a CUDA graph of one call for each page set, replayed in bursts with pauses between
-them."""
+"""Timing whole steps: a CUDA graph with one call for each page set, replayed in bursts after pauses."""
 
 from __future__ import annotations
 

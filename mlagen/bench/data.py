@@ -1,5 +1,4 @@
-"""Tensors of a measured step: a pool of pages, cut into disjoint sets so that no set is still in L2 when
-used again."""
+"""Tensors of a measured step: a pool of pages in disjoint sets, so that no set is in L2 when used again."""
 
 from __future__ import annotations
 

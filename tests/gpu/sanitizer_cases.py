@@ -1,10 +1,9 @@
-"""Twelve small calls for compute-sanitizer: {1SM, 2SM} x {page 1, 16, 64} x {direct, merged}. A program, not
-a test.
+"""Twelve small calls for compute-sanitizer. A program, not a test.
 
-    compute-sanitizer --tool memcheck  --error-exitcode 9 python tests/gpu/sanitizer_cases.py
-    compute-sanitizer --tool racecheck --error-exitcode 9 --kernel-regex kns=mla_decode python
-    tests/gpu/sanitizer_cases.py compute-sanitizer --tool synccheck --error-exitcode 9 --kernel-regex
-    kns=mla_decode python tests/gpu/sanitizer_cases.py
+{1SM, 2SM} x {page 1, 16, 64} x {direct, merged}; TOOL is memcheck, racecheck or synccheck:
+
+    compute-sanitizer --tool TOOL --error-exitcode 9 --kernel-regex kns=mla_decode \\
+        python tests/gpu/sanitizer_cases.py
 
 Run it once without the sanitizer first, so that the kernels are compiled and cached. It exits with 1 if an
 answer is wrong. `--only 2sm-p16` restricts it to the cases whose name holds that text.

@@ -1,5 +1,4 @@
-"""Order and time: streams, devices, repeats under load, batch invariance, no hang for any length and split
-count.
+"""Order and time: streams, devices, repeats under load, batch invariance, no hang for any split count.
 
 Kept faults: A16 A18 A28 B9 B19 B20 B22 C9 C10 C11 C12 F2 F4 (docs/testing.md).
 """

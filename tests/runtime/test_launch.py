@@ -1,5 +1,4 @@
-"""The runtime against a fake driver: what is loaded, packed, encoded and launched, on which device and
-stream."""
+"""The runtime against a fake driver: what is loaded, packed, encoded and launched, and where."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Properties of the schedule, on its model: every key once, at most max_split pieces, balance, no lost
-partials."""
+"""Properties of the schedule, on its model: every key once, at most max_split pieces, balance."""
 
 from __future__ import annotations
 
