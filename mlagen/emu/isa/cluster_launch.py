@@ -77,3 +77,8 @@ def run_first_ctaid(
     """Zeros."""
     zero = np.zeros(32, np.uint32)
     return (zero,) * count if count > 1 else zero
+
+
+def nothing_cancelled() -> npt.NDArray[np.uint8]:
+    """The response to every request."""
+    return np.zeros(RESPONSE_BYTES, np.uint8)
