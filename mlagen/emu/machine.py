@@ -92,7 +92,9 @@ class Machine:
             raise EmulatorError(f"block {self.block} has {threads} threads, 1..1024 allowed")
         warps = -(-threads // 32)
         self.ctas_total = grid[0] * grid[1] * grid[2]
-        self.domain = ClockDomain(self.ctas_total * (2 * warps + -(-warps // 4) + 1))
+        # a warp and its pipes: bulk stores, and tcgen05.ld and st where the kernel has them
+        pipes = 4 if any(ins.op == "tcgen05" for ins in self.program.instructions) else 2
+        self.domain = ClockDomain(self.ctas_total * (pipes * warps + -(-warps // 4) + 1))
         self.checks = Checks(self, self.config.checks, self.domain)
         self.ctas: list[Cta] = []
         self.clusters: list[Cluster] = []
