@@ -93,16 +93,20 @@ def load_module(text: str) -> tuple[str, Module]:
 
 
 class Emulator:
-    """A PTX module and the global memory of its launches.
+    """A PTX module (a text, or one that was parsed already) and the global memory of its launches.
 
     Raises:
         EmulatorError: the text cannot be read.
     """
 
-    def __init__(self, text: str) -> None:
-        self.digest, self.module = load_module(text)
+    def __init__(self, text: str | Module) -> None:
+        if isinstance(text, Module):
+            self.digest, self.module = "", text
+        else:
+            self.digest, self.module = load_module(text)
         self.memory = GlobalMemory()
         self.arrays: list[GlobalArray] = []
+        self.programs: dict[Any, Program] = {}
         for variable in self.module.variables:
             if variable.space in ("global", "const") and not variable.external:
                 place_global(variable, self.memory)
@@ -140,6 +144,7 @@ class Emulator:
         names: Names | None = None,
         exact: bool = True,
         fail_on_findings: bool = True,
+        max_rounds: int = 0,
     ) -> LaunchResult:
         """Run a kernel to its end and copy the arrays back.
 
@@ -153,6 +158,7 @@ class Emulator:
             checks: which sanitizers run; all by default.
             names: names for reports, see Names.from_plan.
             exact: tensor-core products in the bit-exact model; otherwise float32 matmul.
+            max_rounds: rounds of the scheduler after which the launch counts as endless; 0 for no limit.
             fail_on_findings: raise SanitizerError at the end if there are findings other than lints.
 
         Raises:
@@ -170,11 +176,13 @@ class Emulator:
             fail_on_findings,
             exact,
             replace(names) if names is not None else Names(),
+            max_rounds,
         )
         key = (self.digest, function.name, tuple(self.memory.variables.items()))
         params = pack_arguments(function, args)
-        machine = Machine(self.module, function, self.memory, params, config, _PROGRAMS.get(key))
-        _PROGRAMS[key] = machine.program
+        known = _PROGRAMS.get(key) if self.digest else self.programs.get(function.name)
+        machine = Machine(self.module, function, self.memory, params, config, known)
+        (_PROGRAMS if self.digest else self.programs)[key if self.digest else function.name] = machine.program
         started = time.perf_counter()
         try:
             findings = machine.run()

@@ -18,6 +18,7 @@ from mlagen.arguments import call_values, layout_values
 from mlagen.emu.checks import CheckOptions
 from mlagen.emu.emulator import Emulator, LaunchResult
 from mlagen.emu.names import Names
+from mlagen.emu.ptx import Module
 from mlagen.emu.tensormap import ElementType, Swizzle, encode_tiled
 from mlagen.errors import DeviceError
 from mlagen.launch_shape import COUNTERS_PER_CTA, LaunchShape, launch_shape, workspace_bytes
@@ -69,6 +70,8 @@ class EmulatorLauncher:
 
     Attributes:
         results: of every launch, in order.
+        module: runs instead of the spec's PTX if set (a mutant).
+        max_rounds: see `Emulator.launch`.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class EmulatorLauncher:
         self.results: list[LaunchResult] = []
         self._ptx = ptx or _built_ptx
         self._texts: dict[KernelSpec, str] = {}
+        self.module: Module | None = None
+        self.max_rounds = 0
         self._counters = np.zeros(max(self.options.sms, 1) * COUNTERS_PER_CTA, np.uint32)
 
     # ---- the Launcher protocol
@@ -141,11 +146,15 @@ class EmulatorLauncher:
         """The launch shape on the emulated GPU."""
         return launch_shape(spec, s_q, max(self.options.sms // spec.cta_group, 1))
 
-    def _emulator(self, spec: KernelSpec) -> Emulator:
+    def text(self, spec: KernelSpec) -> str:
+        """The PTX of a spec."""
         text = self._texts.get(spec)
         if text is None:
             text = self._texts[spec] = self._ptx(spec)
-        return Emulator(text)
+        return text
+
+    def _emulator(self, spec: KernelSpec) -> Emulator:
+        return Emulator(self.module or self.text(spec))
 
     def _regions(
         self, spec: KernelSpec, problem: Problem, outputs: Outputs, shape: LaunchShape
@@ -182,6 +191,7 @@ class EmulatorLauncher:
                 names=Names.from_plan(plan) if main else None,
                 exact=options.exact,
                 fail_on_findings=options.fail_on_findings,
+                max_rounds=self.max_rounds,
             )
         finally:
             space.copy_back()

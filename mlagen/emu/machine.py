@@ -48,6 +48,7 @@ class LaunchConfig:
     fail_on_findings: bool = True
     exact: bool = True
     names: Names = field(default_factory=Names)
+    max_rounds: int = 0
 
 
 class Machine:
@@ -213,6 +214,8 @@ class Machine:
             self.schedule.end_of_round(self)
             live = [w for w in live if not w.done]
             self.rounds += 1
+            if self.config.max_rounds and self.rounds > self.config.max_rounds:
+                raise EmulatorError(f"the launch did not end within {self.config.max_rounds} rounds")
             if self.progress != before or self.run_async(limit=1):
                 idle = 0
             elif live and not any(w.id in self.schedule.starved and w.ready() for w in live):
