@@ -12,6 +12,7 @@ from mlagen.plan import make_plan
 from mlagen.plan.model import Plan
 from mlagen.render import render
 from mlagen.resolve import resolve
+from mlagen.spec import KernelSpec
 
 
 @click.command("show")
@@ -19,10 +20,14 @@ from mlagen.resolve import resolve
 @click.option("--source", is_flag=True, help="Print the rendered source.")
 @click.option("--ptx", is_flag=True, help="Print the PTX; builds the kernel if needed.")
 @click.option("--sass", is_flag=True, help="Print the machine code; builds the kernel if needed.")
+@click.option("--profile", is_flag=True, help="Count instructions and bytes of one KV block on the emulator.")
 @json_option
-def command(name: str, source: bool, ptx: bool, sass: bool, as_json: bool) -> None:
+def command(name: str, source: bool, ptx: bool, sass: bool, profile: bool, as_json: bool) -> None:
     """Show roles, registers, barriers, shared-memory map, parameters and launch of a kernel."""
     spec = resolve(name)
+    if profile:
+        _profile(spec, as_json)
+        return
     plan = make_plan(spec)
     texts: dict[str, str] = {"source": render(plan)} if source else {}
     if ptx or sass:
@@ -38,6 +43,16 @@ def command(name: str, source: bool, ptx: bool, sass: bool, as_json: bool) -> No
         click.echo("\n".join(texts.values()), nl=False)
     else:
         _print(plan)
+
+
+def _profile(spec: KernelSpec, as_json: bool) -> None:
+    from mlagen.emu.verify import kernel_profile
+
+    counted, blocks = kernel_profile(spec)
+    if as_json:
+        print_json({"name": spec.name, "blocks": blocks, **counted.as_dict()})
+    else:
+        click.echo(f"{spec.name}\n{counted.text(blocks)}")
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

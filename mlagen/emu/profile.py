@@ -8,7 +8,6 @@ is.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ capability 9.0).
 """
 
 SHARED_BYTES_PER_CYCLE = 128.0
-TENSOR_MACS_PER_CYCLE = 4096.0
+TENSOR_MACS_PER_CYCLE = 2048.0
 """Dense 16-bit multiply-adds per cycle and multiprocessor of compute capability 9.0."""
 
 
@@ -162,32 +161,37 @@ class Profile:
             "bounds_cycles": {k: round(v, 1) for k, v in self.bounds().items()},
         }
 
+    def minus(self, other: Profile) -> Profile:
+        """The difference of two profiles of one kernel: what a longer launch does more."""
+        result = Profile(ctas=self.ctas)
+        for role, counts in self.by_role.items():
+            result.by_role[role] = Counter(counts)
+            result.by_role[role].subtract(other.by_role.get(role, Counter()))
+        result.moved, result.copied = Counter(self.moved), Counter(self.copied)
+        result.moved.subtract(other.moved)
+        result.copied.subtract(other.copied)
+        result.macs = self.macs - other.macs
+        result.operand_bytes = self.operand_bytes - other.operand_bytes
+        return result
+
     def text(self, blocks: int = 0) -> str:
-        """Tables to read. blocks: KV blocks that the launch processed; numbers are then per block."""
-        per = blocks or 1
-        unit = "per KV block" if blocks else "in all"
+        """Tables to read. blocks: KV blocks that each CTA processed; numbers are then per block and CTA."""
+        per = blocks * self.ctas if blocks else 1
+        unit = "per KV block and CTA" if blocks else "in all"
         roles = list(self.by_role)
-        lines = [f"{'warp-instructions ' + unit:34}" + "".join(f"{r:>14}" for r in roles) + f"{'sum':>14}"]
+        lines = [f"{'warp-instructions ' + unit:40}" + "".join(f"{r:>14}" for r in roles) + f"{'sum':>14}"]
         for name, total in self.by_class.most_common():
             cells = "".join(f"{self.by_role[r][name] / per:14.1f}" for r in roles)
-            lines.append(f"{name:34}{cells}{total / per:14.1f}")
-        moved = {
-            **self.moved,
-            "tensor operands": self.operand_bytes,
-            **{f"copies, {k}": v for k, v in self.copied.items()},
-        }
+            lines.append(f"{name:40}{cells}{total / per:14.1f}")
+        moved = {**self.moved, "tensor operands": self.operand_bytes}
+        moved |= {f"copied to {k}": v for k, v in self.copied.items()}
         lines += ["", f"bytes {unit}: " + ", ".join(f"{k} {v / per:.0f}" for k, v in moved.items() if v)]
         bounds = self.bounds()
-        lines += ["", f"least cycles of a multiprocessor {unit}:"]
-        lines += [
-            f"  {name:28}{cycles * self.ctas / per / (1 if blocks else self.ctas):12.1f}"
-            for name, cycles in bounds.items()
-        ]
+        lines += ["", f"least cycles of a multiprocessor{' per KV block' if blocks else ''}:"]
+        lines += [f"  {name:28}{cycles / (blocks or 1):12.1f}" for name, cycles in bounds.items()]
         if len(bounds) > 1:
             (first, a), (second, b) = list(bounds.items())[:2]
-            lines.append(
-                f"limit: {first}; the next, {second}, is at {100 * b / a if a else math.nan:.0f} % of it"
-            )
+            lines.append(f"limit: {first}; the next, {second}, is at {100 * b / a:.0f} % of it")
         return "\n".join(lines)
 
 

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlagen.casework import Case, draw, split_counts
-from mlagen.emu.findings import Finding, Findings
+from mlagen.emu.checks import CheckOptions
+from mlagen.emu.findings import LINTS, Finding, Findings
 from mlagen.emu.interfaces import EmulatorError
 from mlagen.emu.launcher import EmulatorLauncher, EmulatorOptions
+from mlagen.emu.profile import Profile, profile
 from mlagen.spec import KernelSpec
-from mlagen.verify import CaseResult, run_case
+from mlagen.verify import CaseResult, run_case, run_poisoned
 
 LENGTHS = (0, 1, 64, 65, 200)
 
@@ -39,8 +41,6 @@ class EmulatedCase:
     @property
     def ok(self) -> bool:
         """Right, repeatable, and nothing found but lints."""
-        from mlagen.emu.findings import LINTS
-
         clean = all(f.kind in LINTS for f, _ in self.findings)
         return self.result is not None and self.result.ok and clean and not self.error
 
@@ -114,15 +114,37 @@ def emulate_each(
         yield run_emulated(spec, title, case, options)
 
 
+def kernel_profile(spec: KernelSpec, blocks: int = 6) -> tuple[Profile, int]:
+    """What a kernel does for one KV block in its steady state, and for how many blocks that was counted.
+
+    Two launches of one row differ by `blocks` blocks; the difference leaves prologue and epilogue out.
+
+    Raises:
+        SpecError, ToolchainError, CompileError, CacheError: the kernel cannot be built.
+        EmulatorError: it does not run.
+    """
+    tiles = -(-spec.h_q // 64)
+    sms = -(-tiles // spec.cta_group) * spec.cta_group
+    checks = CheckOptions(race=True, proxy=False, unwritten=False, strict=False)
+    found = []
+    for count in (4, 4 + blocks):
+        launcher = EmulatorLauncher(
+            EmulatorOptions(sms=sms, checks=checks, exact=False, fail_on_findings=False)
+        )
+        case = Case((64 * count,), h_q=spec.h_q, page_size=spec.page_size, dtype=spec.q_dtype.value, splits=1)
+        run_poisoned(spec, draw(case, "cpu"), launcher)
+        found.append(profile(launcher.results[-1].machine))
+    return found[1].minus(found[0]), blocks
+
+
 def report(rows: list[EmulatedCase], echo: Callable[[str], None]) -> None:
     """Print results to read."""
     for row in rows:
         verdict = "ok" if row.ok else "FAILED"
         margin = "" if row.result is None else f"  {row.result.margin}"
         repeat = "" if row.result is None or row.result.repeatable else "  NOT REPEATABLE"
-        echo(
-            f"{verdict:7}{row.title:24}{row.instructions:>9} instructions {row.seconds:6.2f} s{margin}{repeat}"
-        )
+        counts = f"{row.instructions:>9} instructions {row.seconds:6.2f} s"
+        echo(f"{verdict:7}{row.title:24}{counts}{margin}{repeat}")
         if row.error:
             echo("  " + row.error.replace("\n", "\n  "))
     seen = Findings()
