@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sandbox
+from machine_code import count, functions
 
 from mlagen.compile import compile_source, options, parse_phases, parse_usage
 from mlagen.errors import CompileError
@@ -88,6 +89,30 @@ def test_spills_and_stacks_are_seen() -> None:
     assert result.spill_stores > 0 and result.spill_loads > 0
     assert result.usage("local").stack >= 256
     assert "warning" in result.log
+
+
+def test_traps_and_local_memory_are_seen_in_the_machine_code() -> None:
+    """The search of shipped kernels can find what it looks for."""
+    source = (
+        'extern "C" __global__ void trap(int* out) { if (out[0]) asm volatile("trap;"); }\n'
+        'extern "C" __global__ void local(int* out, int n) '
+        "{ int a[300]; for (int i = 0; i < n; ++i) a[out[i] & 255] += i; out[0] = a[n & 255]; }\n"
+    )
+    found = functions(compile_source(source, Arch.SM_90A, name="probe").cubin)
+    assert count(found["trap"], r"BPT\S*") > 0
+    assert count(found["local"], r"STL\S*") > 0 and count(found["local"], r"LDL\S*") > 0
+    assert count(found["local"], r"BPT\S*") == count(found["trap"], r"LDL\S*") == 0
+
+
+def test_without_the_suffix_of_the_architecture_the_kernel_becomes_a_trap() -> None:
+    """Why the architecture always has its suffix: without it the compiler says nothing and traps."""
+    symbolic = tuple(option.replace("sm_90a", "sm_90") for option in options(Arch.SM_90A))
+    try:
+        result = compile_source(render(make_plan(SPEC)), Arch.SM_90A, name=SPEC.name, symbolic=symbolic)
+    except CompileError:
+        return
+    main = functions(result.cubin)[SPEC.name]
+    assert count(main, r"HGMMA\S*") == 0 and count(main, r"BPT\S*") > 0
 
 
 def test_the_log_of_ptxas_is_read_right() -> None:
