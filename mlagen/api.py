@@ -30,6 +30,8 @@ def mla_decode(
 ) -> Any:
     """Attention of a few new tokens a row over a paged latent cache (MLA decode, weights absorbed).
 
+    Runs on the tensors' GPU and torch's current stream there, never waits, and can be captured in a graph.
+
     Args:
         q: [b, s_q, h_q, 576] bf16 or fp16, or the pair (q_nope [b, s_q, h_q, 512], q_pe [b, s_q, h_q, 64]).
         kv_cache: [pages, page_size, 576] or [pages, page_size, 1, 576] in q's dtype, or the pair (ckv [...,
@@ -41,8 +43,7 @@ def mla_decode(
         causal: token t of a row sees max(0, len - s_q + 1 + t) keys; otherwise all see len.
         num_splits: None for balanced pieces; k or an int32 tensor [b] on the GPU to cut row i into
             min(k, ceil(len / 64)) equal pieces.
-        out: [b, s_q, h_q, 512] in q's dtype, written and returned if given.
-        lse: [b, s_q, h_q] fp32, written and returned if given.
+        out, lse: [b, s_q, h_q, 512] in q's dtype and [b, s_q, h_q] fp32, written and returned if given.
         return_lse: whether to return the log-sum-exp too.
         workspace: uint8 [workspace_size(...)] or more, contents free; allocated through torch if absent.
         spec: a KernelSpec or kernel name; chosen from the tensors and the GPU if absent.
@@ -52,11 +53,8 @@ def mla_decode(
         without a visible key gets 0 and -inf.
 
     Raises:
-        InputError: an argument breaks a rule.
-        DeviceError: no GPU, or one that the kernel was not built for.
+        InputError, DeviceError: an argument breaks a rule, or no GPU fits the kernel.
         SpecError, ToolchainError, CompileError, CacheError: the kernel cannot be built.
-
-    Runs on the tensors' GPU and torch's current stream there, never waits, and can be captured in a graph.
     """
     problem = Problem.from_tensors(
         q,
@@ -74,8 +72,7 @@ def mla_decode(
     if problem.layout.batch == 0:
         return _outputs(problem, want_lse)
     launcher = runtime.launcher(problem.layout.device)
-    spec = _spec(spec, problem, launcher)
-    return run(problem, spec, launcher, want_lse)
+    return run(problem, _spec(spec, problem, launcher), launcher, want_lse)
 
 
 def run(problem: Problem, spec: KernelSpec, launcher: runtime.Launcher, want_lse: bool) -> Any:
