@@ -134,6 +134,11 @@ class Cta:
             if barrier.threads is None:
                 self.settle_named(barrier)
         self.group.settle()
+        if self._tmem is not None and self._tmem.owned.any() and all(w.done for w in self.warps):
+            left = int(self._tmem.owned.sum())
+            self.machine.report(
+                "tmem", f"CTA {self.index} exits with {left} columns of tensor memory allocated"
+            )
 
 
 class Warpgroup:

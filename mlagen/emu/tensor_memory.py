@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mlagen.emu import tmem_layouts
+from mlagen.emu import clocks, tensor_fences, tmem_layouts
 from mlagen.emu.interfaces import Actor, Array, Cta, EmulatorError, Instruction, Machine, Warp
 
 MIN_COLUMNS = 32
@@ -100,11 +100,29 @@ def check_written(warp: Warp, cta: Cta, lanes: Array, columns: Array | slice, wh
 
 
 def declare(
-    machine: Machine, cta: Cta, lanes: Array, columns: Array | range, actor: Actor, what: str, *, write: bool
+    warp: Warp,
+    cta: Cta,
+    lanes: Array,
+    columns: Array | range,
+    actor: Actor,
+    what: str,
+    *,
+    write: bool,
+    own: tuple[clocks.Actor, ...] = (),
 ) -> None:
-    """Tell the race check of an access to columns of some lanes (at its granularity of 16 lanes)."""
+    """Tell the checks of an access to columns of some lanes (at a granularity of 16 lanes).
+
+    own: actors whose accesses the warp's instruction follows without fences.
+    """
     grid = np.broadcast_arrays(tmem_layouts.granules(lanes)[:, None], np.asarray(columns)[None, :])
+    tensor_fences.check(warp, cta, grid[0], grid[1], own, what, write=write)
     if write:
-        machine.checks.tmem_write(cta, grid[0], grid[1], actor, what)
+        warp.machine.checks.tmem_write(cta, grid[0], grid[1], actor, what)
     else:
-        machine.checks.tmem_read(cta, grid[0], grid[1], actor, what)
+        warp.machine.checks.tmem_read(cta, grid[0], grid[1], actor, what)
+
+
+def tensor_pipe(warp: Warp) -> tuple[clocks.Actor, ...]:
+    """The actor of the products and copies that the warp's CTA issues."""
+    actor = warp.cta.tensor_actor
+    return (actor,) if isinstance(actor, clocks.Actor) else ()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -302,6 +303,29 @@ def test_registers_used_before_wait_ld_are_a_lint() -> None:
     assert "before tcgen05.wait::ld" in result.findings.text()
 
 
+@pytest.mark.parametrize(
+    "fence, place, message",
+    [
+        (
+            "after",
+            0,
+            "tcgen05.st of CTA 0 warp [0-3], but its own warp",
+        ),  # between the stores and the product
+        ("before", 0, "tcgen05.st of CTA 0 warp [0-3], but that one"),
+        ("after", 1, "tcgen05 pipe of CTA 0, but its own warp"),  # between the commit and the loads
+        ("before", 1, ""),  # nothing but the deallocation follows
+    ],
+)
+def test_missing_tcgen05_fences_are_lints(fence: str, place: int, message: str) -> None:
+    parts = body(D64).split(f"tcgen05.fence::{fence}_thread_sync;")
+    assert len(parts) == 3
+    text = parts[0] + ("" if place == 0 else f"tcgen05.fence::{fence}_thread_sync;") + parts[1]
+    text += ("" if place == 1 else f"tcgen05.fence::{fence}_thread_sync;") + parts[2]
+    _, result = launch(D64, text, *operands(D64))
+    assert result.findings.kinds() == ({"strict"} if message else set())
+    assert re.search(message, result.findings.text())
+
+
 def test_overwriting_what_a_load_without_wait_reads_is_a_race() -> None:
     """The next product may not start before the load is known to be done."""
     extra = """
@@ -342,6 +366,11 @@ AGAIN:
 def test_misuse_is_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(EmulatorError, match=message):
         launch(D64, body(D64, **change), *operands(D64))
+
+
+def test_columns_left_at_exit_are_found() -> None:
+    with pytest.raises(SanitizerError, match="exits with 512 columns"):
+        launch(D64, body(D64, dealloc=""), *operands(D64))
 
 
 def test_odd_cta_may_not_issue() -> None:

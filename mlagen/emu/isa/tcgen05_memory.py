@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mlagen.emu import bulk, tensor_memory, tmem_layouts
+from mlagen.emu import bulk, tensor_fences, tensor_memory, tmem_layouts
 from mlagen.emu.descriptors import MatrixDescriptor, decode_sm100, operand_addresses, touched_words
 from mlagen.emu.interfaces import (
     Array,
@@ -106,8 +106,10 @@ def run_dealloc(group: int, warp: Warp, lanes: npt.NDArray[np.bool_], address: A
         live = ", ".join(f"{n} at {c}" for c, n in own.live.items()) or "none"
         raise EmulatorError(f"tcgen05.dealloc of {n} columns at {first:#x}; allocated are: {live}")
     del own.live[first]
-    every, columns = np.arange(tmem_layouts.LANES), range(first, first + n)
-    tensor_memory.declare(warp.machine, warp.cta, every, columns, warp.actor, "tcgen05.dealloc", write=True)
+    rows, columns = np.arange(0, tmem_layouts.LANES, tmem_layouts.GRANULE), np.arange(first, first + n)
+    warp.machine.checks.tmem_write(
+        warp.cta, np.repeat(rows, n), np.tile(columns, rows.size), warp.actor, "tcgen05.dealloc"
+    )
     warp.cta.tmem.owned[first : first + n] = False
     warp.cta.tmem.written[:, first : first + n] = False
 
@@ -206,7 +208,7 @@ def run_load(form: TransferForm, warp: Warp, lanes: npt.NDArray[np.bool_], addre
     if reused:
         report_touch(warp, frozenset(reused))
     tensor_memory.check_written(warp, warp.cta, rows, columns, form.name)
-    _issue(warp, form, rows, columns, "loads", write=False)
+    _issue(warp, form, rows, columns, "ld", write=False)
     values = warp.cta.tmem.data[rows, columns]
     if form.packed:
         values = (values[0::2] & np.uint32(0xFFFF)) | values[1::2] << np.uint32(16)
@@ -222,7 +224,7 @@ def run_store(
     """Write now; the race check knows that nobody else may look before the wait."""
     tensor_memory.check_aligned(warp, lanes, form.name)
     rows, columns = _places(form, warp, address)
-    _issue(warp, form, rows, columns, "stores", write=True)
+    _issue(warp, form, rows, columns, "st", write=True)
     data = np.stack(values)
     if form.packed:
         data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], 1).reshape(-1, 32)
@@ -231,12 +233,12 @@ def run_store(
 
 
 def _issue(warp: Warp, form: TransferForm, rows: Array, columns: Array, kind: str, *, write: bool) -> None:
-    """Declare the access by an operation of its own, which the warp comes after only at the wait."""
-    machine = warp.machine
-    actor = machine.checks.operation(warp.actor, f"{form.name} of {warp.actor.name}")
+    """Declare the access by a pipe of the warp, which the warp comes after only at the wait."""
+    actor = tensor_fences.pipe(warp, kind)
+    actor.acquire(warp.actor.release())
     touched = tmem_layouts.transfer_columns(form.shape, len(columns), form.split) + int(columns[0, 0])
-    tensor_memory.declare(machine, warp.cta, rows[0], touched, actor, form.name, write=write)
-    warp.scratch.setdefault(f"tcgen05 {kind}", []).append(actor)
+    tensor_memory.declare(warp, warp.cta, rows[0], touched, actor, form.name, write=write, own=(actor,))
+    warp.scratch[f"unfinished tcgen05.{kind}"] = True
 
 
 def report_touch(warp: Warp, slots: frozenset[int]) -> None:
@@ -250,7 +252,7 @@ def report_touch(warp: Warp, slots: frozenset[int]) -> None:
 
 
 def _finish_loads(warp: Warp) -> None:
-    _finish(warp, "loads")
+    _finish(warp, "ld")
     warp.inflight = set()
 
 
@@ -276,21 +278,35 @@ def wait_st(ins: Instruction, bind: Binder) -> Bound:
 def run_wait_st(warp: Warp, lanes: npt.NDArray[np.bool_]) -> None:
     """The warp comes after its stores."""
     tensor_memory.check_aligned(warp, lanes, "tcgen05.wait::st")
-    _finish(warp, "stores")
+    _finish(warp, "st")
 
 
 def _finish(warp: Warp, kind: str) -> None:
-    for actor in warp.scratch.pop(f"tcgen05 {kind}", ()):
-        warp.actor.acquire(actor.release())
+    """The warp comes after what its pipe did."""
+    if warp.scratch.pop(f"unfinished tcgen05.{kind}", False):
+        warp.actor.acquire(tensor_fences.pipe(warp, kind).release())
 
 
-@instruction(
-    "tcgen05.fence::before_thread_sync",
-    "tcgen05.fence::after_thread_sync",
-    section="9.7.16.11.1 tcgen05.fence",
-)
-def fence(ins: Instruction, bind: Binder) -> None:
-    """Orders tcgen05 operations around a thread synchronisation; see docs/emulator.md for what is checked."""
+@instruction("tcgen05.fence::before_thread_sync", section="9.7.16.11.1 tcgen05.fence")
+def fence_before(ins: Instruction, bind: Binder) -> Bound:
+    """Hands the tcgen05 accesses so far over to a synchronisation."""
+    return Bound(run=run_fence_before)
+
+
+def run_fence_before(warp: Warp, lanes: npt.NDArray[np.bool_]) -> None:
+    """See `tensor_fences`."""
+    tensor_fences.fence_before(warp)
+
+
+@instruction("tcgen05.fence::after_thread_sync", section="9.7.16.11.1 tcgen05.fence")
+def fence_after(ins: Instruction, bind: Binder) -> Bound:
+    """Puts the tcgen05 accesses that follow behind a synchronisation."""
+    return Bound(run=run_fence_after)
+
+
+def run_fence_after(warp: Warp, lanes: npt.NDArray[np.bool_]) -> None:
+    """See `tensor_fences`."""
+    tensor_fences.fence_after(warp)
 
 
 # ---------------------------------------------------------------- cp
@@ -317,7 +333,7 @@ def run_copy(
     descriptor: Array,
 ) -> None:
     """Queue one copy per executing lane behind the earlier tcgen05 operations of the CTA."""
-    machine, actor = warp.machine, warp.cta.tensor_actor
+    machine, actor, own = warp.machine, warp.cta.tensor_actor, tensor_memory.tensor_pipe(warp)
     tensor_memory.use_group(machine, group, name)
     for thread in bulk.lanes_of(lanes):
         lane, column = tmem_layouts.split_address(int(address[thread]))
@@ -331,7 +347,8 @@ def run_copy(
             machine.checks.shared_read(cta, words, WORD, actor, name)
             columns = range(column, column + shape.columns)
             for copy_lanes in shape.copies:
-                tensor_memory.declare(machine, cta, np.array(copy_lanes), columns, actor, name, write=True)
+                rows = np.array(copy_lanes)
+                tensor_memory.declare(warp, cta, rows, columns, actor, name, write=True, own=own)
             work = partial(_copy, cta, shape, matrix, column)
             machine.post(AsyncOp(f"{name} of CTA {warp.cta.index}", work, tensor_memory.queue_of(warp.cta)))
 

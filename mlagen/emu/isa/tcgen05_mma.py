@@ -177,30 +177,25 @@ def _check(product: Product, ctas: Sequence[Cta]) -> None:
 
 def _declare(product: Product, warp: Warp, cta: Cta) -> None:
     """Tell the checks what a product reads and writes in one CTA."""
-    form, shape, machine = product.form, product.shape, warp.machine
-    actor, size = warp.cta.tensor_actor, shape.element_size
+    form, shape, checks = product.form, product.shape, warp.machine.checks
+    actor, size, own = warp.cta.tensor_actor, shape.element_size, tensor_memory.tensor_pipe(warp)
     if form.a_in_tmem:
         _, column = tmem_layouts.split_address(product.a)
+        columns, what = range(column, column + product.a_columns), f"A of {form.name}"
         for block in _a_blocks(product):
-            columns = range(column, column + product.a_columns)
-            tensor_memory.declare(
-                machine, cta, block.lane_array(), columns, actor, f"A of {form.name}", write=False
-            )
+            tensor_memory.declare(warp, cta, block.lane_array(), columns, actor, what, write=False, own=own)
     else:
         words = touched_words(decode_sm100(product.a), product.rows, shape.k, size, shape.a_mn_major)
-        machine.checks.shared_read(cta, words, 4, actor, f"A of {form.name}")
+        checks.shared_read(cta, words, 4, actor, f"A of {form.name}")
     words = touched_words(decode_sm100(product.b), shape.n // form.group, shape.k, size, shape.b_mn_major)
-    machine.checks.shared_read(cta, words, 4, actor, f"B of {form.name}")
+    checks.shared_read(cta, words, 4, actor, f"B of {form.name}")
     _, column = tmem_layouts.split_address(product.d)
+    what = f"D of {form.name}"
     for block in product.blocks():
         columns = range(column, column + block.columns.stop - block.columns.start)
         if product.accumulate:
-            tensor_memory.declare(
-                machine, cta, block.lane_array(), columns, actor, f"D of {form.name}", write=False
-            )
-        tensor_memory.declare(
-            machine, cta, block.lane_array(), columns, actor, f"D of {form.name}", write=True
-        )
+            tensor_memory.declare(warp, cta, block.lane_array(), columns, actor, what, write=False, own=own)
+        tensor_memory.declare(warp, cta, block.lane_array(), columns, actor, what, write=True, own=own)
 
 
 def _a_blocks(product: Product) -> tuple[Block, ...]:

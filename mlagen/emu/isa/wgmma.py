@@ -95,7 +95,7 @@ class _WarpState:
 
 
 class WarpgroupState:
-    """The wgmmas of a warpgroup, by sequence number; done ones that every warp has waited for are forgotten."""
+    """The wgmmas of a warpgroup that are not yet issued by all four warps, by sequence number."""
 
     def __init__(self) -> None:
         self.operations: dict[int, Operation] = {}
