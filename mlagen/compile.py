@@ -42,7 +42,7 @@ class FunctionUsage:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSeconds:
-    """Where the compiler spent its time: C++ front end, NVVM optimiser, ptxas, and CPU time of the whole."""
+    """CPU seconds of C++ front end, NVVM optimiser and ptxas, and of the whole compilation."""
 
     front_end: float
     nvvm: float
@@ -255,15 +255,21 @@ def parse_usage(log: str) -> tuple[FunctionUsage, ...]:
 
 
 def parse_phases(log: str, cpu: float) -> PhaseSeconds:
-    """The phase table that `-time=-` appends to the log, in seconds."""
+    """The phase table that `-time=-` appends to the log, in CPU seconds.
+
+    The table has wall times. One thread does all the work, so on a busy machine each phase takes its share of
+    the CPU time.
+    """
     table: dict[str, float] = {}
     for line in log.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 4 and parts[3] == "ms":
             table[parts[1]] = table.get(parts[1], 0.0) + float(parts[2]) / 1000
+    wall = sum(table.values())
+    share = min(1.0, cpu / wall) if wall else 1.0
     return PhaseSeconds(
-        front_end=round(table.get("CUDA C++ Frontend", 0.0), 3),
-        nvvm=round(table.get("NVVM Optimizer", 0.0), 3),
-        ptxas=round(table.get("PTX Translation", 0.0), 3),
+        front_end=round(share * table.get("CUDA C++ Frontend", 0.0), 3),
+        nvvm=round(share * table.get("NVVM Optimizer", 0.0), 3),
+        ptxas=round(share * table.get("PTX Translation", 0.0), 3),
         cpu=round(cpu, 3),
     )

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import settings
+
+# A busy machine is no failure: no example has a time limit of its own.
+settings.register_profile("mlagen", deadline=None)
+settings.load_profile("mlagen")
+
 
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("mlagen")

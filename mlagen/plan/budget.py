@@ -87,11 +87,14 @@ def check_registers(roles: Sequence[WarpRole], hardware: Hardware) -> int:
     unit = hardware.register_unit
     at_launch = min(hardware.registers // threads // unit * unit, hardware.max_registers_per_thread)
     used = sum(role.threads * (role.registers or at_launch) for role in roles)
-    if used > hardware.registers:
+    # setmaxnreg hands registers round inside the block's own pool, which is what the launch allocated: asking
+    # for more than that waits for ever, even if the SM has registers left.
+    pool = threads * at_launch
+    if used > pool:
         table = ", ".join(f"{role.name} {role.threads} x {role.registers or at_launch}" for role in roles)
         raise BudgetError(
-            f"registers: {used} needed, {hardware.registers} is the limit, "
-            f"{used - hardware.registers} too many ({table})"
+            f"registers: {used} needed, {pool} is the limit ({threads} threads x {at_launch} at launch), "
+            f"{used - pool} too many ({table})"
         )
     return at_launch
 

@@ -137,6 +137,8 @@ def test_the_log_of_ptxas_is_read_right() -> None:
     assert (inner.name, inner.entry, inner.stack) == ("inner", False, 32)
     phases = parse_phases(log, 2.0)
     assert (phases.front_end, phases.nvvm, phases.ptxas, phases.cpu) == (1.5, 0.25, 0.0, 2.0)
+    busy = parse_phases(log, 0.875)
+    assert (busy.front_end, busy.nvvm, busy.cpu) == (0.75, 0.125, 0.875)
 
 
 def test_options_are_ordered_and_hold_no_path() -> None:
