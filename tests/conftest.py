@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
-from hypothesis import settings
+with contextlib.suppress(ImportError):  # the GPU tests do without it
+    from hypothesis import settings
 
-# A busy machine is no failure: no example has a time limit of its own.
-settings.register_profile("mlagen", deadline=None)
-settings.load_profile("mlagen")
+    # A busy machine is no failure: no example has a time limit of its own.
+    settings.register_profile("mlagen", deadline=None, derandomize="CI" in os.environ)
+    settings.load_profile("mlagen")
 
 
 def pytest_addoption(parser: Any) -> None:
