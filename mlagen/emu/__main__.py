@@ -90,7 +90,8 @@ def _argument(emulator: Emulator, text: str, files: dict[Path, GlobalArray]) -> 
         array = emulator.array(np.ascontiguousarray(np.load(spec)), spec)
     else:
         raise EmulatorError(
-            f"--arg {text}: a type (i32:7), a .npy file, zeros:N:TYPE, poison:N:TYPE or struct:FILE would work"
+            f"--arg {text}: a type (i32:7), a .npy file, zeros:N:TYPE, poison:N:TYPE or struct:FILE "
+            "would work"
         )
     if target:
         files[Path(target)] = array

@@ -29,8 +29,9 @@ def is_special(name: str) -> bool:
 
 
 FIXED_SPECIALS = {
-    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt",
-    "%lanemask_ge", "%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster", "%dynamic_smem_size", "%total_smem_size",
+    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%lanemask_eq", "%lanemask_lt",
+    "%lanemask_le", "%lanemask_gt", "%lanemask_ge", "%cluster_ctarank", "%cluster_nctarank",
+    "%is_explicit_cluster", "%dynamic_smem_size", "%total_smem_size",
 }  # fmt: skip
 
 
@@ -197,6 +198,14 @@ class Binder:
         if offset:
             code = f"({code}+{self.constant(offset, type).code})"
         return Expr(code, type)
+
+    def param_offset(self, name: str) -> int | None:
+        """Byte offset of a kernel parameter; None for a parameter of a call."""
+        if name in self.symbols.params:
+            return self.symbols.params[name]
+        if name in self.symbols.call_params:
+            return None
+        raise EmulatorError(f"unknown parameter {name}")
 
     def shared_address(self, operand: Operand) -> Expr:
         """The uint32 shared address of `[...]`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -79,8 +79,7 @@ class Checks:
 
     def operation(self, issuer: interfaces.Actor, name: str) -> Actor:
         """The actor of one asynchronous operation that starts from the issuer's time."""
-        assert isinstance(issuer, Actor)
-        return self.domain.operation(issuer, name)
+        return self.domain.operation(cast(Actor, issuer), name)
 
     def shared_read(
         self,
@@ -93,7 +92,7 @@ class Checks:
         """A read of shared memory is issued."""
         if not self.on:
             return
-        assert isinstance(actor, Actor)
+        actor = cast(Actor, actor)
         shadow, at = self.shadow(cta), granules(offsets, width)
         if self.options.race:
             writer = shadow.shared.read(actor, at)
@@ -113,7 +112,7 @@ class Checks:
         """A write of shared memory is issued."""
         if not self.on:
             return
-        assert isinstance(actor, Actor)
+        actor = cast(Actor, actor)
         if actor.proxy == "async":
             self.copied += 4 * self._count(offsets, width)
         shadow, at = self.shadow(cta), granules(offsets, width)
@@ -174,7 +173,7 @@ class Checks:
     ) -> None:
         if not self.options.race:
             return
-        assert isinstance(actor, Actor)
+        actor = cast(Actor, actor)
         whole = self.shadow(cta)
         if whole.tmem is None:
             whole.tmem = Shadow(128 * 512)
@@ -207,7 +206,8 @@ class Checks:
     def _report_race(self, what: str, actor: Actor, kind: str, other: str, who: int, place: str) -> None:
         self.machine.report(
             "race",
-            f"{place}: {kind} by {actor.name} [{what}] is not ordered after a {other} by {self.domain.name_of(who)}",
+            f"{place}: {kind} by {actor.name} [{what}] is not ordered after a {other} by "
+            f"{self.domain.name_of(who)}",
         )
 
     def _proxy(
@@ -220,6 +220,7 @@ class Checks:
             place = self.machine.names.shared(int(where[0]) * 4)
             self.machine.report(
                 "proxy",
-                f"{place} of CTA {cta.index}: {actor.name} [{what}] reads through the async proxy what {writer} stored "
+                f"{place} of CTA {cta.index}: {actor.name} [{what}] reads through the async proxy what "
+                f"{writer} stored "
                 "with ordinary stores, without a fence.proxy.async in between",
             )

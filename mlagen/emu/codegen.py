@@ -25,7 +25,7 @@ from mlagen.emu.interfaces import (
     Instruction,
     Reg,
     Sym,
-    UnknownInstruction,
+    UnknownInstructionError,
 )
 from mlagen.emu.isa import load_all
 from mlagen.emu.ptx import Function, Module
@@ -53,6 +53,13 @@ def lookup(name: str) -> Entry | None:
     return None
 
 
+def _empty_register(size: int) -> Array:
+    """A zero of a register of `size` bytes (0: a predicate) for all lanes."""
+    if size == 16:
+        return np.zeros((32, 2), np.uint64)
+    return np.zeros(32, NUMPY[UNSIGNED[size]] if size else np.bool_)
+
+
 @dataclasses.dataclass(slots=True)
 class Block:
     """A basic block. `end`: index of the next instruction. control: the instruction when the machine executes
@@ -75,6 +82,11 @@ class Block:
     touched: frozenset[int] = frozenset()
     stored: frozenset[int] = frozenset()
 
+    def code(self, warp: Any, lanes: Array) -> Any:
+        """Run a blocking instruction."""
+        run = self.run[0]
+        return run(warp, lanes) if run is not None else None
+
 
 class Program:
     """A kernel ready to run: blocks by start index, register slots, symbols."""
@@ -96,8 +108,7 @@ class Program:
                 names[ins.name] = lookup(ins.name)
             self.entries.append(names[ins.name])
         self._allocate_slots()
-        self._templates = [np.zeros((32, 2), np.uint64) if b == 16 else np.zeros(32, NUMPY[UNSIGNED[b]] if b else np.bool_)
-                           for b in self.slots.bytes]  # fmt: skip
+        self._templates = [_empty_register(size) for size in self.slots.bytes]
         self.leaders = self._leaders()
         self.blocks: dict[int, Block] = {}
         self._flows: dict[int, Flow | None] = {}
@@ -162,7 +173,7 @@ class Program:
                 block.target = self.label(ins.operands[0].name, ins)
         elif entry is not None and entry.blocking:
             block = Block(pc, end, blocking=ins)
-            self._compile_blocking(block, entry)
+            self._compile_blocking(block, ins)
         else:
             while not self.leaders[end]:
                 end += 1
@@ -205,15 +216,15 @@ class Program:
         """Call the binding function of an instruction; errors name the instruction."""
         entry = self.entries[ins.pc]
         if entry is None:
-            raise UnknownInstruction(f"unknown instruction {describe(ins)}")
+            raise UnknownInstructionError(f"unknown instruction {describe(ins)}")
         try:
             bound = entry.bind(ins, self.binder)
-        except UnknownInstruction:
-            raise UnknownInstruction(f"unknown form of {describe(ins)}") from None
+        except UnknownInstructionError:
+            raise UnknownInstructionError(f"unknown form of {describe(ins)}") from None
         except EmulatorError as error:
             raise EmulatorError(f"{describe(ins)}: {error}") from None
         except (IndexError, AttributeError, KeyError, StopIteration) as error:
-            raise UnknownInstruction(f"unknown form of {describe(ins)}: {error!r}") from error
+            raise UnknownInstructionError(f"unknown form of {describe(ins)}: {error!r}") from error
         if bound is None:
             return ()
         return bound if isinstance(bound, tuple) else (bound,)
@@ -260,12 +271,12 @@ class Program:
         stores = [binder.store(t, n, ty, masked) for n, (t, ty) in zip(names, bound.writes, strict=True)]
         return lines + [s for s in stores if "=" in s]
 
-    def _compile_blocking(self, block: Block, entry: Entry) -> None:
+    def _compile_blocking(self, block: Block, ins: Instruction) -> None:
         """Two functions: one runs the instruction, one stores its result."""
-        assert block.blocking is not None
         self.binder.touched, self.binder.stored = set(), set()
-        (bound,) = self.bind(block.blocking)
-        assert isinstance(bound, Bound)
+        (bound,) = self.bind(ins)
+        if not isinstance(bound, Bound):
+            raise EmulatorError(f"{describe(ins)} is registered as blocking, but is an expression")
         call = f"{self.binder.function(bound.run)}({','.join(['w', 'M', *(r.code for r in bound.reads)])})"
         lines = ["def block(w,M):", " R=w.registers", f" w.at={block.start}", f" return {call}"]
         block.run = [self._execute(lines, block, True)] * 2

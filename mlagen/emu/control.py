@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlagen.emu.cta import Group
-from mlagen.emu.interfaces import EmulatorError, Instruction, Reg, Sym
+from mlagen.emu.interfaces import Array, EmulatorError, Instruction, Reg, Sym
 
 if TYPE_CHECKING:
     from mlagen.emu.codegen import Block
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from mlagen.emu.machine import Machine
 
 
-def step_control(machine: Machine, warp: Warp, group: Group, block: Block) -> None:
+def step_control(machine: Machine, warp: Warp, group: Group, block: Block, ins: Instruction) -> None:
     """Execute a control instruction for a group of lanes."""
-    ins = block.control
-    assert ins is not None
     mask, taken = group.mask, group.mask
     if block.predicate >= 0:
         predicate = warp.registers[block.predicate]
@@ -40,7 +38,7 @@ def step_control(machine: Machine, warp: Warp, group: Group, block: Block) -> No
         group.pc = block.end
 
 
-def _branch(warp: Warp, group: Group, taken: np.ndarray, target: int, after: int) -> None:  # type: ignore[type-arg]
+def _branch(warp: Warp, group: Group, taken: Array, target: int, after: int) -> None:
     if taken is group.mask or taken.all():
         group.pc = target
         return
@@ -54,7 +52,7 @@ def _branch(warp: Warp, group: Group, taken: np.ndarray, target: int, after: int
         warp.groups.append(Group(target, taken))
 
 
-def _leave(warp: Warp, group: Group, taken: np.ndarray, after: int) -> None:  # type: ignore[type-arg]
+def _leave(warp: Warp, group: Group, taken: Array, after: int) -> None:
     """Lanes exit (there are no device functions to return from)."""
     rest = group.mask & ~taken
     if rest.any():

@@ -20,10 +20,11 @@ from mlagen.emu.checks import CheckOptions
 from mlagen.emu.codegen import Program
 from mlagen.emu.findings import Findings
 from mlagen.emu.interfaces import EmulatorError
-from mlagen.emu.machine import Dim3, LaunchConfig, Machine, place_global
+from mlagen.emu.machine import Dim3, LaunchConfig, Machine
 from mlagen.emu.memory import GlobalMemory
 from mlagen.emu.names import Names
 from mlagen.emu.parser import parse_module
+from mlagen.emu.placement import place_global
 from mlagen.emu.ptx import Function, Module
 
 Argument: TypeAlias = "bytes | int | float | np.generic | GlobalArray"
@@ -106,7 +107,7 @@ class Emulator:
             self.digest, self.module = load_module(text)
         self.memory = GlobalMemory()
         self.arrays: list[GlobalArray] = []
-        self.programs: dict[Any, Program] = {}
+        self.programs: dict[tuple[Any, ...], Program] = {}
         for variable in self.module.variables:
             if variable.space in ("global", "const") and not variable.external:
                 place_global(variable, self.memory)
@@ -180,9 +181,9 @@ class Emulator:
         )
         key = (self.digest, function.name, tuple(self.memory.variables.items()))
         params = pack_arguments(function, args)
-        known = _PROGRAMS.get(key) if self.digest else self.programs.get(function.name)
-        machine = Machine(self.module, function, self.memory, params, config, known)
-        (_PROGRAMS if self.digest else self.programs)[key if self.digest else function.name] = machine.program
+        programs = _PROGRAMS if self.digest else self.programs
+        machine = Machine(self.module, function, self.memory, params, config, programs.get(key))
+        programs[key] = machine.program
         started = time.perf_counter()
         try:
             findings = machine.run()

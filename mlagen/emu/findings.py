@@ -29,7 +29,8 @@ class Finding:
 class Findings:
     """All findings of a run, each once, with the number of times that it came up.
 
-    Findings of one kind at one instruction with messages that differ only in numbers are one: the first is kept.
+    Findings of one kind at one instruction with messages that differ only in numbers are one: the first is
+    kept.
     """
 
     counts: dict[Finding, int] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Races on global memory: between warps of all CTAs, in allocations that the kernel writes.
 
-Ordering comes from barriers inside a CTA or cluster, and from release and acquire through memory between CTAs (`mlagen.emu.ordering`).
+Ordering comes from barriers inside a CTA or cluster, and from release and acquire through memory between CTAs
+(`mlagen.emu.ordering`).
 Strong accesses (atomics, acquire, release, relaxed, volatile) do not race.
 """
 

@@ -101,7 +101,7 @@ class EmulatorError(MlagenError, RuntimeError):
     """The kernel did something undefined, or used something that the emulator does not know."""
 
 
-class UnknownInstruction(EmulatorError):
+class UnknownInstructionError(EmulatorError):
     """The emulator has no semantics for an instruction; the message names it, its PTX line and its source
     line.
     """
@@ -210,7 +210,7 @@ class Binder(Protocol):
     """Turns operands into expressions of the generated code."""
 
     def value(self, operand: Operand, type: str) -> Expr:
-        """The operand as an array (32,) of the numpy dtype of a PTX type ("u32", "b64", "f32", "pred", ...)."""
+        """The operand as an array (32,) of the numpy type of a PTX type ("u32", "f32", "pred", ...)."""
 
     def constant(self, value: int | float, type: str) -> Expr:
         """A constant array (32,)."""
@@ -228,6 +228,9 @@ class Binder(Protocol):
 
     def immediate(self, operand: Operand) -> int:
         """The value of an integer immediate; an EmulatorError otherwise."""
+
+    def param_offset(self, name: str) -> int | None:
+        """Byte offset of a kernel parameter; None for a parameter of a call; else an EmulatorError."""
 
     def size(self, operand: Operand) -> int:
         """Bytes of a register operand as declared (0 for a predicate)."""
@@ -345,7 +348,7 @@ __all__ = [
     "Stamp",
     "Sym",
     "TensorMemory",
-    "UnknownInstruction",
+    "UnknownInstructionError",
     "Vec",
     "Wait",
     "Warp",

@@ -230,7 +230,7 @@ class _AddressSpace:
         memory.state[offset - shift : offset + nbytes] = 0
         self.placed.append((start, nbytes, base))
         for region in sorted(regions, key=lambda r: r.written):
-            view = np.frombuffer((ctypes.c_uint8 * region.nbytes).from_address(region.address), np.uint8)
+            view = np.ctypeslib.as_array((ctypes.c_uint8 * region.nbytes).from_address(region.address))
             at = offset + region.address - start
             memory.data[at : at + region.nbytes] = view
             memory.allocate(at, region.nbytes, written=region.written)
@@ -253,7 +253,6 @@ class _AddressSpace:
     def copy_back(self) -> None:
         """Copy what the kernel may have written to host memory."""
         for view, at in self.copies:
-            view.flags.writeable or view.setflags(write=True)
             view[:] = self.emulator.memory.data[at : at + view.size]
 
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from mlagen.emu.binder import Symbols
 from mlagen.emu.checks import CheckOptions, Checks
 from mlagen.emu.clocks import ClockDomain
 from mlagen.emu.codegen import Block, Program, describe
 from mlagen.emu.control import step_control
 from mlagen.emu.cta import Cluster, Cta, Group, Warp, Warpgroup
+from mlagen.emu.deadlock import DeadlockError, deadlock_text
 from mlagen.emu.findings import Finding, Findings, SanitizerError
 from mlagen.emu.interfaces import Array, AsyncOp, EmulatorError, Wait
 from mlagen.emu.memory import GlobalMemory
 from mlagen.emu.names import Names
-from mlagen.emu.ptx import Function, Module, Variable
+from mlagen.emu.placement import RESERVED_SHARED, layout
+from mlagen.emu.ptx import Function, Module
 from mlagen.emu.schedule import SPIN_QUANTUM, AsyncEngine, Schedule
 
-RESERVED_SHARED = 1024
 IDLE_ROUNDS = 400
 """Rounds without any change of state after which the launch counts as dead."""
 
@@ -70,7 +70,9 @@ class Machine:
         self.dynamic_shared = config.dynamic_shared
         self.exact = config.exact
         self.reserved_shared = RESERVED_SHARED
-        symbols, self.shared_size, local_size = _layout(module, function, memory, config)
+        symbols, base, local_size = layout(module, function, memory)
+        self.names.dynamic_base = base
+        self.shared_size = base + config.dynamic_shared
         self.program = program or Program(module, function, symbols, local_size)
         self.findings = Findings()
         memory.on_unwritten = self._unwritten if config.checks.unwritten else None
@@ -146,7 +148,7 @@ class Machine:
         return np.full(32, self.param_base + offset, kind)
 
     def clock(self, kind: Any) -> Array:
-        """A clock that counts instructions of all warps."""
+        """A clock that counts rounds."""
         return np.full(32, self.rounds * 100, kind)
 
     def report(self, kind: str, message: str, warp: Warp | None = None) -> None:
@@ -254,10 +256,7 @@ class Machine:
     def run_async(self, limit: int) -> int:
         """Run up to `limit` queued ops; how many ran."""
         done = 0
-        while done < limit:
-            ready = self.engine.candidates()
-            if not ready:
-                break
+        while done < limit and (ready := self.engine.candidates()):
             op = self.schedule.pick(ready)
             self.engine.take(op)
             self._run_op(op)
@@ -288,7 +287,7 @@ class Machine:
             if warp.taint.slots and block.predicate >= 0:
                 warp.taint.check_slot(block.predicate, group.mask, "a branch or predicate")
             if block.control is not None:
-                step_control(self, warp, group, block)
+                step_control(self, warp, group, block, block.control)
                 if not warp.groups:
                     self._exit(warp)
                     return
@@ -358,10 +357,8 @@ class Machine:
                 return
         if warp.inflight and self._touches_inflight(warp, group, block):
             return
-        run = block.run[0]
-        assert run is not None
         group.waiting_lanes = lanes
-        result = run(warp, lanes)
+        result = block.code(warp, lanes)
         if isinstance(result, Wait):
             if not result.ready():
                 group.wait = result
@@ -395,81 +392,8 @@ class Machine:
                     if group.wait is not None and group.wait.give_up is not None:
                         self._wake(warp, group, group.wait.give_up())
         if idle > (IDLE_ROUNDS if spinning else TIMEOUT_ROUNDS[-1] + 1):
-            raise Deadlock(self._deadlock_text(live))
-
-    def _deadlock_text(self, live: list[Warp]) -> str:
-        seen: dict[str, list[str]] = {}
-        for warp in live:
-            for group in warp.groups:
-                warp.at = min(group.pc, len(self.program.instructions) - 1)
-                what = (
-                    group.wait.describe()
-                    if group.wait is not None
-                    else "runs in circles without changing anything"
-                )
-                place = describe(self.program.instructions[warp.at])
-                lanes = "" if group.full else f" lanes {np.nonzero(group.mask)[0].tolist()}"
-                seen.setdefault(f"{what}\n      at {place}", []).append(
-                    self.names.warp(warp.cta.index, warp.id) + lanes
-                )
-        lines = [
-            f"  {', '.join(who[:6])}{f' and {len(who) - 6} more' if len(who) > 6 else ''}: {what}"
-            for what, who in seen.items()
-        ]
-        pending = self.engine.pending()
-        if pending:
-            lines.append(f"  asynchronous work that is not ready: {', '.join(pending[:8])}")
-        if self.findings.counts:
-            lines.append("the sanitizers found before:\n" + self.findings.text(5))
-        return "deadlock:\n" + "\n".join(lines)
-
-
-class Deadlock(EmulatorError):
-    """No warp can run and no asynchronous work is left."""
+            raise DeadlockError(deadlock_text(self, live))
 
 
 def _bytes(data: bytes, least: int) -> Array:
     return np.frombuffer(data.ljust(least, b"\0"), np.uint8)
-
-
-def place_global(variable: Variable, memory: GlobalMemory) -> int:
-    """The address of a module's global or constant variable, allocated when first asked for."""
-    address = memory.variables.get(variable.name)
-    if address is None:
-        data = np.frombuffer(variable.initial.ljust(max(variable.size, 1), b"\0"), np.uint8)
-        address = memory.allocate_array(len(data), variable.name, data, max(variable.align, 16))
-        memory.variables[variable.name] = address
-    return address
-
-
-def _layout(
-    module: Module, function: Function, memory: GlobalMemory, config: LaunchConfig
-) -> tuple[Symbols, int, int]:
-    """Place variables: shared ones after the reserved bytes, dynamic shared memory last; global ones in the
-    arena.
-    """
-    symbols = Symbols()
-    symbols.params = function.param_offsets()
-    position, local = RESERVED_SHARED, 0
-    dynamic: list[Variable] = []
-    for variable in [*module.variables, *function.variables]:
-        if variable.space == "shared" and (variable.external or variable.count == 0):
-            dynamic.append(variable)
-        elif variable.space == "shared":
-            position = -(-position // variable.align) * variable.align
-            symbols.shared[variable.name] = position
-            position += variable.size
-        elif variable.space == "local":
-            local = -(-local // variable.align) * variable.align
-            symbols.local[variable.name] = local
-            local += variable.size
-        elif variable.space == "param":
-            symbols.call_params[variable.name] = 0
-        elif not variable.external:
-            symbols.globals[variable.name] = place_global(variable, memory)
-    align = max([v.align for v in dynamic] + [16])
-    position = -(-position // align) * align
-    for variable in dynamic:
-        symbols.shared[variable.name] = position
-    config.names.dynamic_base = position
-    return symbols, position + config.dynamic_shared, local

@@ -27,7 +27,8 @@ class Mbarrier:
     def __init__(self, cta: Cta, offset: int, count: int) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise EmulatorError(
-                f"mbarrier.init of {cta.machine.names.shared(offset)} with count {count}, 1..{MAX_COUNT} allowed"
+                f"mbarrier.init of {cta.machine.names.shared(offset)} with count {count}, 1..{MAX_COUNT} "
+                "allowed"
             )
         self.cta = cta
         self.offset = offset
@@ -115,6 +116,7 @@ class Mbarrier:
             if stamp.clock[index] < time:
                 self.cta.machine.report(
                     "phase",
-                    f"phase {self.phase} of {self.name} completes although nothing orders it after the wait of {name} for phase "
-                    f"{self.phase - 1}: the barrier can run two phases ahead of that wait, and its parity then hangs or lies",
+                    f"phase {self.phase} of {self.name} completes although nothing orders it after the "
+                    f"wait of {name} for phase {self.phase - 1}: the barrier can run two phases ahead of "
+                    "that wait, and its parity then hangs or lies",
                 )

@@ -71,7 +71,8 @@ class ByteStore:
             raise EmulatorError(
                 f"access of {total} bytes out of bounds at {self.where(top)} (size {self.size})"
             )
-        return offsets >> offsets.dtype.type(_SHIFT[width])
+        index: Array = offsets >> offsets.dtype.type(_SHIFT[width])
+        return index
 
     def load(self, offsets: Array, width: int, vector: int = 1) -> list[Array]:
         """`vector` arrays of unsigned values of `width` bytes at unsigned offsets."""
@@ -220,7 +221,8 @@ class GlobalMemory(ByteStore):
         rows = self._rows(addresses, size)
         if (self.state[rows] != WRITTEN).any():
             self.examine(rows.reshape(-1), 1, store=False)
-        return self.data[rows]
+        gathered: Bytes = self.data[rows]
+        return gathered
 
     def scatter_rows(self, addresses: Array, data: Bytes) -> None:
         """Write uint8 (n, size) to n addresses."""
@@ -232,7 +234,8 @@ class GlobalMemory(ByteStore):
 
     def read(self, address: int, size: int) -> Bytes:
         """A copy of `size` bytes."""
-        return self.gather_rows(np.array([address], np.uint64), size)[0]
+        found: Bytes = self.gather_rows(np.array([address], np.uint64), size)[0]
+        return found
 
     def write(self, address: int, data: Bytes) -> None:
         """Write bytes."""

@@ -14,17 +14,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlagen.emu.codegen import describe
+from mlagen.emu.deadlock import DeadlockError
 from mlagen.emu.findings import SanitizerError
 from mlagen.emu.interfaces import EmulatorError, Imm, Instruction, Operand, Reg
-from mlagen.emu.machine import Deadlock, Machine
+from mlagen.emu.machine import Machine
 from mlagen.emu.ptx import Function, Module
 
 SCHEDULES = ("eager", "lazy", "random:1", "lockstep")
 
 _DELETED = (
-    "mbarrier.init", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait", "bar.sync", "bar.arrive", "bar.cta", "barrier.sync",
-    "barrier.arrive", "barrier.cta", "barrier.cluster", "fence", "membar", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
-    "tcgen05.wait", "tcgen05.fence", "tcgen05.commit", "cp.async.wait_group", "cp.async.wait_all", "cp.async.bulk.wait_group",
+    "mbarrier.init", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait", "bar.sync",
+    "bar.arrive", "bar.cta", "barrier.sync", "barrier.arrive", "barrier.cta", "barrier.cluster",
+    "fence", "membar", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "tcgen05.wait",
+    "tcgen05.fence", "tcgen05.commit", "cp.async.wait_group", "cp.async.wait_all",
+    "cp.async.bulk.wait_group",
 )  # fmt: skip
 _STRONG = ("acquire", "release", "acq_rel", "sc")
 
@@ -122,7 +125,7 @@ def try_mutant(
         except SanitizerError as error:
             first = error.findings.errors[0]
             return Verdict(mutant, first.kind, schedule, first.message)
-        except Deadlock as error:
+        except DeadlockError as error:
             return Verdict(mutant, "deadlock", schedule, str(error)[:300])
         except EmulatorError as error:
             return Verdict(mutant, "fault", schedule, str(error)[:300])

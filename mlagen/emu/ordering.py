@@ -51,7 +51,7 @@ def strong_load(warp: Warp, keys: Iterable[Any], kind: str) -> None:
 
 
 def fence(warp: Warp) -> None:
-    """A fence.acq_rel, fence.sc or membar: later relaxed stores release, earlier relaxed loads have acquired."""
+    """fence.acq_rel, fence.sc, membar: later relaxed stores release, earlier relaxed loads have acquired."""
     for stamp in warp.scratch.pop("seen", ()):
         warp.actor.acquire(stamp)
     warp.fence_stamp = warp.actor.release()

@@ -20,7 +20,8 @@ class Actor(Protocol):
     """Somebody who accesses memory: a warp, a pipe, or one asynchronous operation."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """How reports call it."""
 
     proxy: Literal["generic", "async"]
 
@@ -45,38 +46,48 @@ class Checks(Protocol):
 
     def shared_read(
         self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str
-    ) -> None: ...
+    ) -> None:
+        """A read is issued."""
 
     def shared_write(
         self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str
-    ) -> None: ...
+    ) -> None:
+        """A write is issued."""
 
-    def tmem_read(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
+    def tmem_read(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None:
+        """A read is issued."""
 
-    def tmem_write(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None: ...
+    def tmem_write(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None:
+        """A write is issued."""
 
 
 class Mbarrier(Protocol):
     """The state of one mbarrier. Over-arrival and negative transaction counts are errors."""
 
     @property
-    def phase(self) -> int: ...
+    def phase(self) -> int:
+        """Phases completed."""
 
-    def arrive(self, count: int, stamp: Stamp | None) -> None: ...
+    def arrive(self, count: int, stamp: Stamp | None) -> None:
+        """Arrivals."""
 
-    def expect_tx(self, n: int) -> None: ...
+    def expect_tx(self, n: int) -> None:
+        """Bytes to come."""
 
-    def complete_tx(self, n: int, stamp: Stamp | None) -> None: ...
+    def complete_tx(self, n: int, stamp: Stamp | None) -> None:
+        """Bytes that came."""
 
 
 class SharedMemory(Protocol):
     """Shared memory of one CTA; offsets are byte offsets from the CTA's base."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes."""
 
     @property
-    def data(self) -> npt.NDArray[np.uint8]: ...
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The content."""
 
     def gather(self, offsets: Array, width: int) -> Array:
         """Unsigned values of `width` (1, 2, 4, 8, 16) bytes, shape of offsets (16: uint64 (..., 2)); bounds,
@@ -93,13 +104,16 @@ class TensorMemory(Protocol):
     """
 
     @property
-    def data(self) -> npt.NDArray[np.uint32]: ...
+    def data(self) -> npt.NDArray[np.uint32]:
+        """The content."""
 
     @property
-    def written(self) -> npt.NDArray[np.bool_]: ...
+    def written(self) -> npt.NDArray[np.bool_]:
+        """Which cells hold data."""
 
     @property
-    def owned(self) -> npt.NDArray[np.bool_]: ...
+    def owned(self) -> npt.NDArray[np.bool_]:
+        """Which columns are allocated."""
 
 
 class GlobalMemory(Protocol):
@@ -108,7 +122,8 @@ class GlobalMemory(Protocol):
     def read(self, address: int, size: int) -> npt.NDArray[np.uint8]:
         """A copy of `size` bytes."""
 
-    def write(self, address: int, data: npt.NDArray[np.uint8]) -> None: ...
+    def write(self, address: int, data: npt.NDArray[np.uint8]) -> None:
+        """Write bytes."""
 
     def gather_rows(self, addresses: Array, size: int) -> npt.NDArray[np.uint8]:
         """uint8 (n, size) for n addresses."""
@@ -123,25 +138,32 @@ class Cta(Protocol):
     """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Rank in the cluster."""
 
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """Linear index in the grid."""
 
     @property
-    def cluster(self) -> Sequence[Cta]: ...
+    def cluster(self) -> Sequence[Cta]:
+        """All CTAs of the cluster, by rank."""
 
     @property
-    def shared(self) -> SharedMemory: ...
+    def shared(self) -> SharedMemory:
+        """Its shared memory."""
 
     @property
-    def tmem(self) -> TensorMemory: ...
+    def tmem(self) -> TensorMemory:
+        """Its tensor memory."""
 
     @property
-    def tensor_actor(self) -> Actor: ...
+    def tensor_actor(self) -> Actor:
+        """The tcgen05 pipe."""
 
     @property
-    def warps(self) -> Sequence[Warp]: ...
+    def warps(self) -> Sequence[Warp]:
+        """Its warps."""
 
     def mbarrier(self, offset: int) -> Mbarrier:
         """The mbarrier at this byte offset; an EmulatorError when none was initialised there."""
@@ -151,13 +173,16 @@ class Warpgroup(Protocol):
     """Four warps. `scratch` is a dict for the state of wgmma (pending groups and so on)."""
 
     @property
-    def warps(self) -> Sequence[Warp]: ...
+    def warps(self) -> Sequence[Warp]:
+        """Its warps."""
 
     @property
-    def actor(self) -> Actor: ...
+    def actor(self) -> Actor:
+        """Who it is in happens-before time."""
 
     @property
-    def scratch(self) -> dict[str, Any]: ...
+    def scratch(self) -> dict[str, Any]:
+        """State of isa modules."""
 
 
 class Warp(Protocol):
@@ -173,40 +198,50 @@ class Warp(Protocol):
     entry, never write into one. at: pc of the executing instruction. scratch: a dict for isa modules."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Number in the CTA."""
 
     @property
-    def cta(self) -> Cta: ...
+    def cta(self) -> Cta:
+        """Its CTA."""
 
     @property
-    def machine(self) -> Machine: ...
+    def machine(self) -> Machine:
+        """The launch."""
 
     @property
-    def warpgroup(self) -> Warpgroup: ...
+    def warpgroup(self) -> Warpgroup:
+        """Its warpgroup."""
 
     @property
-    def actor(self) -> Actor: ...
+    def actor(self) -> Actor:
+        """Who it is in happens-before time."""
 
     @property
-    def registers(self) -> list[Array]: ...
+    def registers(self) -> list[Array]:
+        """Registers by slot."""
 
     @property
-    def alive(self) -> npt.NDArray[np.bool_]: ...
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """Lanes that exist."""
 
     done: bool
 
     @property
-    def at(self) -> int: ...
+    def at(self) -> int:
+        """Index of the executing instruction."""
 
     @property
-    def scratch(self) -> dict[str, Any]: ...
+    def scratch(self) -> dict[str, Any]:
+        """State of isa modules."""
 
     inflight: set[int]
     inflight_read: set[int]
     on_touch: Callable[[Warp, frozenset[int]], Wait | None] | None
 
     @property
-    def bulk_actor(self) -> Actor: ...
+    def bulk_actor(self) -> Actor:
+        """The pipe of its bulk stores."""
 
     def mbarrier(self, address: int, proxy: Literal["generic", "async"] = "generic") -> Mbarrier:
         """The mbarrier at a shared address, for an operation that is issued now; checks that its
@@ -226,16 +261,20 @@ class Machine(Protocol):
     """
 
     @property
-    def memory(self) -> GlobalMemory: ...
+    def memory(self) -> GlobalMemory:
+        """Global memory."""
 
     @property
-    def checks(self) -> Checks: ...
+    def checks(self) -> Checks:
+        """The sanitizers."""
 
     @property
-    def scratch(self) -> dict[str, Any]: ...
+    def scratch(self) -> dict[str, Any]:
+        """State of isa modules."""
 
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """Whether tensor products are bit-exact."""
 
     def post(self, op: AsyncOp) -> None:
         """Hand work to the asynchronous engine."""

@@ -485,11 +485,11 @@ def test_set_predicate_pairs_and_combinations() -> None:
 
 
 def test_unknown_forms_name_line_and_source() -> None:
-    from mlagen.emu.interfaces import UnknownInstruction
+    from mlagen.emu.interfaces import UnknownInstructionError
 
     body = "  .loc 1 77 3\n  frobnicate.b32 %r1, %r2;\n"
     text = kernel(body, []) + '\n.file 1 "wonder.cu"\n'
-    with pytest.raises(UnknownInstruction, match=r"frobnicate\.b32 \(PTX line \d+, wonder\.cu:77\)"):
+    with pytest.raises(UnknownInstructionError, match=r"frobnicate\.b32 \(PTX line \d+, wonder\.cu:77\)"):
         run(text, [], block=32)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlagen.emu.deadlock import DeadlockError
 from mlagen.emu.interfaces import EmulatorError
-from mlagen.emu.machine import Deadlock
 from tests.emu.small_kernels import kernel, run
 
 SCHEDULES = ("eager", "lazy", "random:1", "random:2", "lockstep", "starve:1")
@@ -89,7 +89,7 @@ def test_barrier_reduction() -> None:
 
 def test_missing_thread_is_a_deadlock_that_names_the_barrier() -> None:
     body = "  setp.lt.u32 %p1, %r1, 32;\n  @%p1 bar.sync 5, 64;\n"
-    with pytest.raises(Deadlock, match="named barrier 5 of CTA 0: 32 of 64 threads arrived"):
+    with pytest.raises(DeadlockError, match="named barrier 5 of CTA 0: 32 of 64 threads arrived"):
         words(body)
 
 
@@ -214,7 +214,7 @@ def test_deadlock_says_what_is_missing() -> None:
         + WAIT.format(n=0, parity=0)
     )
     with pytest.raises(
-        Deadlock, match=r"parity 0 of shared\+0x800 of CTA 0: phase 0, 1 of 2 arrivals missing"
+        DeadlockError, match=r"parity 0 of shared\+0x800 of CTA 0: phase 0, 1 of 2 arrivals missing"
     ):
         words(body)
 
@@ -541,7 +541,7 @@ SPIN:
   setp.lt.u32 %p2, %r9, 3;
   @%p2 bra SPIN;
 """
-    with pytest.raises(Deadlock, match="runs in circles"):
+    with pytest.raises(DeadlockError, match="runs in circles"):
         words(body, threads=32, inputs=[np.zeros(1, np.uint32)])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlagen.emu.cta import Warp
-from mlagen.emu.interfaces import Array, Binder, Bound, Instruction, UnknownInstruction, Vec, instruction
+from mlagen.emu.interfaces import Array, Binder, Bound, Instruction, UnknownInstructionError, Vec, instruction
 from mlagen.emu.isa.load_store import narrow, space_of, vector_of
 from mlagen.emu.numerics import bf16_to_f32, f32_to_bf16
 from mlagen.emu.ordering import semantics, strong_load, strong_store
@@ -44,7 +44,7 @@ def apply_scalar(operation: str, kind: str, old: Array, a: Array, b: Array | Non
     """The new value of one location: arrays of one element in, raw bits out; `kind` may be a packed type."""
     if kind in ("f16x2", "bf16x2", "bf16", "f16"):
         if operation not in ("add", "max", "min"):
-            raise UnknownInstruction(f"atom.{operation}.{kind}")
+            raise UnknownInstructionError(f"atom.{operation}.{kind}")
         halves = [np.ascontiguousarray(v).view(np.uint16) for v in (old, a)]
         decode = bf16_to_f32 if kind.startswith("bf16") else lambda x: x.view(np.float16).astype(np.float32)
         values = OPERATIONS[operation](decode(halves[0]), decode(halves[1]), None)
@@ -119,7 +119,7 @@ def _bind(ins: Instruction, bind: Binder, first: int) -> Any:
     kind, space, vector = ins.modifiers[-1], space_of(ins), vector_of(ins)
     found = [m for m in ins.modifiers if m in OPERATIONS]
     if len(found) != 1 or kind == "b128":
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     strong = semantics(ins.modifiers) or "relaxed"
     sources = []
     for operand in ins.operands[first + 1 :]:
@@ -145,6 +145,6 @@ def atom(ins: Instruction, bind: Binder) -> Bound:
 def red(ins: Instruction, bind: Binder) -> Bound:
     """Read, modify, write."""
     if "async" in ins.modifiers:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     run, reads = _bind(ins, bind, 0)
     return Bound(run, reads)

@@ -14,7 +14,7 @@ from mlagen.emu.interfaces import (
     Bound,
     EmulatorError,
     Instruction,
-    UnknownInstruction,
+    UnknownInstructionError,
     Wait,
     instruction,
 )
@@ -33,18 +33,14 @@ def _join(warp: Warp, lanes: Array, number: int, threads: int | None) -> tuple[N
     """Arrive at a named barrier; a warp counts when all its live lanes have arrived. Gives the barrier and
     the phase before.
     """
-    cta = warp.cta
+    cta, name = warp.cta, warp.machine.names.named_barrier(number)
     if not 0 <= number < 16:
         raise EmulatorError(f"named barrier {number}, 0..15 exist")
     if threads is not None and (threads % 32 or not 0 < threads <= 32 * len(cta.warps)):
-        raise EmulatorError(
-            f"{warp.machine.names.named_barrier(number)} for {threads} threads: a multiple of 32 up to the block is needed"
-        )
+        raise EmulatorError(f"{name} for {threads} threads: a multiple of 32 up to the block is needed")
     barrier = cta.named.setdefault(number, NamedBarrier())
     if barrier.arrived and barrier.threads != threads:
-        raise EmulatorError(
-            f"{warp.machine.names.named_barrier(number)} is used with {barrier.threads} and {threads} threads in one phase"
-        )
+        raise EmulatorError(f"{name} is used with {barrier.threads} and {threads} threads in one phase")
     barrier.threads = threads
     phase = barrier.phase
     seen = barrier.lanes.get(warp.id)
@@ -74,7 +70,8 @@ def run_sync(has_count: bool, warp: Warp, lanes: Array, number: Array, threads: 
 
     def describe() -> str:
         need = barrier.threads if barrier.threads is not None else warp.cta.live_threads()
-        return f"waits at {warp.machine.names.named_barrier(which)} of CTA {warp.cta.index}: {barrier.arrived} of {need} threads arrived"
+        name = warp.machine.names.named_barrier(which)
+        return f"waits at {name} of CTA {warp.cta.index}: {barrier.arrived} of {need} threads arrived"
 
     return Wait(lambda: barrier.phase != phase, lambda: warp.actor.acquire(barrier.released), describe)
 
@@ -230,7 +227,7 @@ def run_fence_proxy(warp: Warp, lanes: Array) -> None:
 def fence(ins: Instruction, bind: Binder) -> Bound:
     """Memory fence."""
     if "proxy" in ins.modifiers:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     return Bound(run_fence)
 
 

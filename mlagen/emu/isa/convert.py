@@ -6,7 +6,7 @@ import numpy as np
 
 from mlagen.emu import numerics
 from mlagen.emu.helpers import helper, pack
-from mlagen.emu.interfaces import Array, Binder, Inline, Instruction, UnknownInstruction, instruction
+from mlagen.emu.interfaces import Array, Binder, Inline, Instruction, UnknownInstructionError, instruction
 from mlagen.emu.types import NUMPY, is_float, short_name, size_of
 
 _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -112,7 +112,7 @@ def _to_pair(ins: Instruction, bind: Binder, kind: str) -> Inline:
             "b16",
             ins.operands[0],
         )
-    raise UnknownInstruction(kind)
+    raise UnknownInstructionError(kind)
 
 
 def _from_pair(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline:
@@ -131,7 +131,7 @@ def _from_pair(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline
             kind,
             ins.operands[0],
         )
-    raise UnknownInstruction(source)
+    raise UnknownInstructionError(source)
 
 
 def _to_float(ins: Instruction, bind: Binder, kind: str, source: str) -> Inline:
@@ -188,7 +188,7 @@ def cvt(ins: Instruction, bind: Binder) -> Inline:
     """Convert one type to another."""
     kind, source = ins.modifiers[-2], ins.modifiers[-1]
     if kind == "satfinite" or "rs" in ins.modifiers:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     if kind.endswith("x2") and source == "f32":
         return _to_pair(ins, bind, kind)
     if source in ("e4m3x2", "e5m2x2", "ue8m0x2"):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mlagen.emu.clocks import Actor, Stamp
 from mlagen.emu.cta import Warp
 from mlagen.emu.interfaces import (
     Array,
@@ -18,9 +17,12 @@ from mlagen.emu.interfaces import (
     Imm,
     Instruction,
     Reg,
-    UnknownInstruction,
+    UnknownInstructionError,
     Wait,
     instruction,
+)
+from mlagen.emu.interfaces import (
+    Stamp as ActorStamp,
 )
 
 
@@ -29,7 +31,7 @@ class CopyGroup:
 
     def __init__(self) -> None:
         self.left = 0
-        self.stamps: list[Stamp] = []
+        self.stamps: list[ActorStamp] = []
 
 
 def _state(warp: Warp) -> dict[str, Any]:
@@ -52,7 +54,6 @@ def run_copy(
     active = np.nonzero(lanes)[0]
     actor = warp.machine.checks.operation(warp.actor, f"cp.async of {warp.actor.name}")
     actor.proxy = "generic"
-    assert isinstance(actor, Actor)
     places = [warp.shared(int(a)) for a in target[active]]
     cta = warp.cta
     if any(c is not cta for c, _ in places):
@@ -102,7 +103,7 @@ def cp_async(ins: Instruction, bind: Binder) -> Bound:
         extra = ()
     has_size = bool(extra) and (isinstance(extra[0], Imm) or bind.size(extra[0]) == 4)
     if extra and not has_size:
-        raise UnknownInstruction("ignore-src predicate")
+        raise UnknownInstructionError("ignore-src predicate")
     source_size = bind.value(extra[0], "u32") if has_size else bind.constant(size, "u32")
     reads = (bind.shared_address(ins.operands[0]), bind.address(ins.operands[1], "global"), source_size)
     return Bound(partial(run_copy, size, has_size), reads)

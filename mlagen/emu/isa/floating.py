@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlagen.emu.helpers import helper
-from mlagen.emu.interfaces import Array, Binder, Inline, Instruction, UnknownInstruction, instruction
+from mlagen.emu.interfaces import Array, Binder, Inline, Instruction, UnknownInstructionError, instruction
 from mlagen.emu.isa.integer import integer_division, integer_sum
 from mlagen.emu.numerics import bf16_to_f32, f32_to_bf16
 from mlagen.emu.types import is_float
@@ -60,7 +60,7 @@ def _rounding(ins: Instruction) -> str | None:
     """The directed rounding mode of an instruction, if it has one."""
     found = [m for m in ins.modifiers if m in ("rz", "rm", "rp")]
     if found and (ins.op not in _DIRECTED or ins.modifiers[-1] != "f32"):
-        raise UnknownInstruction(found[0])
+        raise UnknownInstructionError(found[0])
     return found[0] if found else None
 
 
@@ -103,7 +103,7 @@ def elementwise(ins: Instruction, bind: Binder, template: str) -> Inline:
                 ins.operands[0],
             )
         return Inline(f"({template.format(*codes)}).view({outer})", kind, ins.operands[0])
-    raise UnknownInstruction(kind)
+    raise UnknownInstructionError(kind)
 
 
 @instruction("add", "sub", section="9.7.1.1, 9.7.3.3, 9.7.4.1 add, sub")
@@ -191,7 +191,7 @@ def max_min(ins: Instruction, bind: Binder) -> Inline:
             return Inline(f"np.maximum(np.{ins.op}imum({a},{b}),0)", kind, ins.operands[0])
         return Inline(f"np.{ins.op}imum({a},{b})", kind, ins.operands[0])
     if "xorsign" in ins.modifiers:
-        raise UnknownInstruction("xorsign")
+        raise UnknownInstructionError("xorsign")
     nan = "NaN" in ins.modifiers
     template = f"extreme({{0}},{{1}},{largest},{nan})"
     if len(ins.operands) == 4:
@@ -201,7 +201,7 @@ def max_min(ins: Instruction, bind: Binder) -> Inline:
 
 @instruction("div", section="9.7.1.9, 9.7.3.8 div")
 def div(ins: Instruction, bind: Binder) -> Inline:
-    """Quotient. `.approx` and `.full` give the correctly rounded result, which is within their error bounds."""
+    """Quotient. `.approx` and `.full` give the correctly rounded result, which is within their bounds."""
     if ins.modifiers[-1][0] in "us":
         return integer_division(ins, bind)
     return elementwise(ins, bind, "({0}/{1})")
@@ -278,7 +278,7 @@ def testp(ins: Instruction, bind: Binder) -> Inline:
     """A property of a float."""
     kind = ins.modifiers[-1]
     if not is_float(kind):
-        raise UnknownInstruction(kind)
+        raise UnknownInstructionError(kind)
     a = bind.value(ins.operands[1], kind).code
     tiny = f"np.finfo({a}.dtype).tiny"
     tests = {

@@ -11,7 +11,7 @@ from mlagen.emu.interfaces import (
     EmulatorError,
     Inline,
     Instruction,
-    UnknownInstruction,
+    UnknownInstructionError,
     instruction,
 )
 from mlagen.emu.types import is_signed, short_name, size_of, wider
@@ -20,7 +20,7 @@ from mlagen.emu.types import is_signed, short_name, size_of, wider
 def _refuse(ins: Instruction, *modifiers: str) -> None:
     for modifier in modifiers:
         if modifier in ins.modifiers:
-            raise UnknownInstruction(modifier)
+            raise UnknownInstructionError(modifier)
 
 
 def integer_sum(ins: Instruction, bind: Binder, sign: str) -> Inline:
@@ -48,7 +48,7 @@ def integer_product(ins: Instruction, bind: Binder) -> tuple[str, str]:
         return f"multiply_high({a},{b})", kind
     if "lo" in ins.modifiers:
         return f"({a}*{b})", kind
-    raise UnknownInstruction(ins.name)
+    raise UnknownInstructionError(ins.name)
 
 
 @instruction("mul.lo", "mul.hi", "mul.wide", section="9.7.1.3 mul")

@@ -15,14 +15,13 @@ from mlagen.emu.interfaces import (
     Array,
     Binder,
     Bound,
-    EmulatorError,
     Expr,
     Inline,
     Instruction,
     Mem,
     Operand,
     Sym,
-    UnknownInstruction,
+    UnknownInstructionError,
     Vec,
     instruction,
 )
@@ -147,7 +146,9 @@ def store_global(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
     offsets = memory.offsets(address)
     if not strong and warp.machine.checks.options.race:
         size = width * len(values)
-        warp.machine.checks.memory.write(offsets, size, warp.actor, partial(_present, memory, offsets, values))
+        warp.machine.checks.memory.write(
+            offsets, size, warp.actor, partial(_present, memory, offsets, values)
+        )
     memory.store(offsets, width, list(values))
     warp.machine.progress += 1
     if strong:
@@ -265,7 +266,7 @@ def ld(ins: Instruction, bind: Binder) -> Bound | tuple[Inline, ...]:
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vec) else (ins.operands[0],)
     source = ins.operands[1]
     if space == "param" and isinstance(source, Mem) and isinstance(source.base, Sym):
-        return _ld_param(source, targets, kind, bind)
+        return _ld_param(source.base, source.offset, targets, kind, bind)
     width = size_of(kind)
     reads: tuple[Expr, ...] = (bind.address(source, space),)
     strong = semantics(ins.modifiers)
@@ -297,19 +298,16 @@ def _bits(kind: str) -> str:
 
 
 def _ld_param(
-    source: Mem, targets: tuple[Operand, ...], kind: str, bind: Binder
+    base: Sym, extra: int, targets: tuple[Operand, ...], kind: str, bind: Binder
 ) -> Bound | tuple[Inline, ...]:
     """ld.param: a kernel parameter, or the result of a call (zeros, since nothing that is called returns
     anything).
     """
-    assert isinstance(source.base, Sym)
-    symbols = bind.symbols
-    if source.base.name in symbols.params:
-        offset = symbols.params[source.base.name] + source.base.offset + source.offset
-        return _load_bound(partial(load_param, offset, size_of(kind), len(targets)), (), targets, kind)
-    if source.base.name in symbols.call_params:
+    offset = bind.param_offset(base.name)
+    if offset is None:
         return tuple(Inline(bind.constant(0, _bits(kind)).code, _bits(kind), t) for t in targets)
-    raise EmulatorError(f"unknown parameter {source.base.name}")
+    place = offset + base.offset + extra
+    return _load_bound(partial(load_param, place, size_of(kind), len(targets)), (), targets, kind)
 
 
 @instruction("st", section="9.7.9.11 st")
@@ -319,7 +317,7 @@ def st(ins: Instruction, bind: Binder) -> Bound | None:
     if space == "param":
         return None
     if space == "const":
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     values = ins.operands[1].items if isinstance(ins.operands[1], Vec) else (ins.operands[1],)
     address, strong = bind.address(ins.operands[0], space), semantics(ins.modifiers)
     if kind == "b128":

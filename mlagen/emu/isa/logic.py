@@ -12,9 +12,10 @@ from mlagen.emu.interfaces import (
     Imm,
     Inline,
     Instruction,
+    Operand,
     Pair,
     Reg,
-    UnknownInstruction,
+    UnknownInstructionError,
     Vec,
     instruction,
 )
@@ -45,7 +46,7 @@ def _comparison(operator: str, a: str, b: str, is_float: bool) -> str:
         return f"({code}&~isnan({a})&~isnan({b}))" if is_float and operator == "ne" else code
     if operator.endswith("u") and operator[:-1] in _COMPARE:
         return f"(({a}{_COMPARE[operator[:-1]]}{b})|isnan({a})|isnan({b}))"
-    raise UnknownInstruction(operator)
+    raise UnknownInstructionError(operator)
 
 
 @instruction("setp", section="9.7.6.2, 9.7.7.2 setp")
@@ -141,7 +142,7 @@ def three_input(a: Array, b: Array, c: Array, table: int) -> Array:
 def lop3(ins: Instruction, bind: Binder) -> Inline:
     """Any logic function of three inputs."""
     if len(ins.modifiers) != 1:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     a, b, c = (bind.value(o, "b32").code for o in ins.operands[1:4])
     return Inline(f"three_input({a},{b},{c},{bind.immediate(ins.operands[4]) & 255})", "b32", ins.operands[0])
 
@@ -193,7 +194,7 @@ def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
 def prmt(ins: Instruction, bind: Binder) -> Inline:
     """Byte permute."""
     if len(ins.modifiers) != 1:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     a, b, c = (bind.value(o, "u32").code for o in ins.operands[1:4])
     return Inline(f"permute_bytes({a},{b},{c})", "u32", ins.operands[0])
 
@@ -211,8 +212,7 @@ def mov(ins: Instruction, bind: Binder) -> tuple[Inline, ...]:
     return (Inline(bind.value(source, kind).code, kind, target),)
 
 
-def _unpack(target: Vec, source: object, bind: Binder) -> tuple[Inline, ...]:
-    assert isinstance(source, Reg | Imm)
+def _unpack(target: Vec, source: Operand, bind: Binder) -> tuple[Inline, ...]:
     count = len(target.items)
     size = bind.size(source) if isinstance(source, Reg) else sum(bind.size(t) for t in target.items)
     width = size // count
@@ -232,8 +232,7 @@ def _unpack(target: Vec, source: object, bind: Binder) -> tuple[Inline, ...]:
     )
 
 
-def _pack(target: object, source: Vec, kind: str, bind: Binder) -> Inline:
-    assert isinstance(target, Reg)
+def _pack(target: Operand, source: Vec, kind: str, bind: Binder) -> Inline:
     count, size = len(source.items), size_of(kind)
     width = size // count
     parts = ",".join(bind.value(item, f"b{8 * width}").code for item in source.items)
@@ -270,4 +269,4 @@ def isspacep(ins: Instruction, bind: Binder) -> Inline:
         return Inline(local, "pred", ins.operands[0])
     if space == "global":
         return Inline(f"~({shared}|{local})", "pred", ins.operands[0])
-    raise UnknownInstruction(space)
+    raise UnknownInstructionError(space)

@@ -13,7 +13,7 @@ from mlagen.emu.interfaces import (
     Bound,
     EmulatorError,
     Instruction,
-    UnknownInstruction,
+    UnknownInstructionError,
     Vec,
     instruction,
 )
@@ -23,7 +23,7 @@ _WORDS = np.arange(4, dtype=np.uint32) * np.uint32(4)
 
 
 def _rows(address: Array, count: int) -> Array:
-    """Byte addresses of the 4-byte words of all rows, (8 * count, 4): lane 8 i + r holds row r of matrix i."""
+    """Byte addresses of the words of all rows, (8 * count, 4): lane 8 i + r holds row r of matrix i."""
     rows = address[: 8 * count]
     if (rows & np.uint32(15)).any():
         raise EmulatorError("ldmatrix/stmatrix row address is not 16-byte aligned")
@@ -56,7 +56,7 @@ def run_load(
 
 def _shape(ins: Instruction) -> tuple[int, bool]:
     if "m8n8" not in ins.modifiers or ins.modifiers[-1] != "b16":
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     count = next(int(m[1:]) for m in ins.modifiers if m in ("x1", "x2", "x4"))
     return count, "trans" in ins.modifiers
 

@@ -16,7 +16,7 @@ from mlagen.emu.interfaces import (
     Instruction,
     Operand,
     Reg,
-    UnknownInstruction,
+    UnknownInstructionError,
     Vec,
     Wait,
     instruction,
@@ -119,7 +119,7 @@ def mbarrier_arrive(ins: Instruction, bind: Binder) -> Bound:
 def mbarrier_arrive_drop(ins: Instruction, bind: Binder) -> Bound:
     """Arrive for this phase and leave the later ones."""
     if "expect_tx" in ins.modifiers or "noComplete" in ins.modifiers:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     return _arrive_operands(ins, bind, "drop")
 
 

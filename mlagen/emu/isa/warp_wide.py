@@ -1,4 +1,4 @@
-"""Exchange between the lanes of a warp, and of ranks of a cluster (PTX ISA 9.7.9.6 shfl, 9.7.13.8 vote ...)."""
+"""Exchange between the lanes of a warp, and ranks of a cluster (PTX ISA 9.7.9.6 shfl, 9.7.13.9 vote ...)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlagen.emu.interfaces import (
     EmulatorError,
     Instruction,
     Pair,
-    UnknownInstruction,
+    UnknownInstructionError,
     instruction,
 )
 from mlagen.emu.types import NUMPY, is_signed, short_name
@@ -25,7 +25,7 @@ _BITS = np.uint32(1) << LANES
 
 
 def check_members(warp: Warp, lanes: Array, mask: Array, what: str) -> None:
-    """The membermask must name exactly lanes that execute together; anything else is undefined on hardware."""
+    """The membermask must name exactly the lanes that execute together; all else is undefined."""
     members = mask[lanes]
     if (members != members[0]).any():
         raise EmulatorError(f"{what}: lanes name different member masks")
@@ -34,7 +34,8 @@ def check_members(warp: Warp, lanes: Array, mask: Array, what: str) -> None:
     if absent.any():
         warp.report(
             "divergence",
-            f"{what} names lanes {np.nonzero(absent)[0].tolist()} that do not execute it together with the others",
+            f"{what} names lanes {np.nonzero(absent)[0].tolist()} that do not execute it together with the "
+            "others",
         )
     if (lanes & ~named).any():
         raise EmulatorError(
@@ -94,7 +95,7 @@ def run_vote(mode: str, warp: Warp, lanes: Array, predicate: Array, mask: Array)
         return np.full(32, bool(predicate[lanes].all()))
     if mode == "uni":
         return np.full(32, bool((predicate[lanes] == predicate[lanes][0]).all()))
-    raise UnknownInstruction(f"vote.sync.{mode}")
+    raise UnknownInstructionError(f"vote.sync.{mode}")
 
 
 @instruction("vote.sync", section="9.7.13.9 vote.sync")
@@ -159,7 +160,7 @@ def run_reduce(operation: str, kind: str, warp: Warp, lanes: Array, value: Array
     if kind == "f32":
         functions = {"min": np.fmin, "max": np.fmax}
     if operation not in functions:
-        raise UnknownInstruction(f"redux.sync.{operation}.{kind}")
+        raise UnknownInstructionError(f"redux.sync.{operation}.{kind}")
     total = functions[operation].reduce(np.abs(chosen) if operation.endswith("abs") else chosen)
     return np.full(32, total, NUMPY[short_name(kind)])
 
@@ -169,9 +170,9 @@ def redux(ins: Instruction, bind: Binder) -> Bound:
     """Reduce over a warp."""
     kind = ins.modifiers[-1]
     if is_signed(kind) and ins.modifiers[1] in ("and", "or", "xor"):
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     if "abs" in ins.modifiers or "NaN" in ins.modifiers:
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     reads = (bind.value(ins.operands[1], kind), bind.value(ins.operands[2], "b32"))
     return Bound(partial(run_reduce, ins.modifiers[1], kind), reads, ((ins.operands[0], kind),))
 
@@ -190,7 +191,7 @@ def elect(ins: Instruction, bind: Binder) -> Bound:
     """Elect one lane."""
     target = ins.operands[0]
     if not isinstance(target, Pair):
-        raise UnknownInstruction(ins.name)
+        raise UnknownInstructionError(ins.name)
     return Bound(
         run_elect, (bind.value(ins.operands[1], "b32"),), ((target.first, "b32"), (target.second, "pred"))
     )
