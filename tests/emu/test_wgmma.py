@@ -85,6 +85,12 @@ def body(
   ld.param.u64 %rd5, [out];
   ld.param.u64 %rd10, [a_desc];
   ld.param.u64 %rd11, [b_desc];
+  mov.u32 %r60, smem;
+  sub.u32 %r60, %r60, {SMEM};
+  shr.u32 %r60, %r60, 4;
+  cvt.u64.u32 %rd60, %r60;
+  add.s64 %rd10, %rd10, %rd60;
+  add.s64 %rd11, %rd11, %rd60;
   mov.u32 %r1, %tid.x;
   mul.wide.u32 %rd6, %r1, 16;
   add.s64 %rd3, %rd2, %rd6;
@@ -146,7 +152,7 @@ def d_matrix(out: np.ndarray, n: int) -> np.ndarray:
     return d
 
 
-def operands(form: Form, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def operands(form: Form, seed: int = 0, spread: int = 3) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     if form.type == "e4m3":
         return tuple(
@@ -154,7 +160,7 @@ def operands(form: Form, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         )  # type: ignore[return-value]
     if form.type == "f16":
         return tuple(rng.standard_normal((m, 16)).astype(np.float16).view(np.uint16) for m in (64, form.n))  # type: ignore[return-value]
-    return bf16(rng, 64, 16), bf16(rng, form.n, 16)
+    return bf16(rng, 64, 16, spread=spread), bf16(rng, form.n, 16, spread=spread)
 
 
 FORMS = [

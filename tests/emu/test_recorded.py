@@ -1,0 +1,81 @@
+"""The emulator against results that were recorded on a GPU (`record_gpu.py`): equal bits, or a stated number
+of ulps.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlagen.emu.emulator import Emulator
+from mlagen.emu.tensormap import encode_tiled
+from tests.emu.gpu_cases import Case, all_cases, tensor_maps
+
+FOLDER = Path(__file__).parent / "recorded"
+RECORDS: dict[str, Any] = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("sm_*.json"))}
+CASES = {case.name: case for case in all_cases()}
+
+
+def emulate(case: Case) -> np.ndarray:
+    """The output of a case; the sanitizers must be silent."""
+    emulator, out = Emulator(case.ptx), np.zeros(*case.output)
+    places = {f"in{i}": emulator.array(np.ascontiguousarray(x)) for i, x in enumerate(case.inputs)}
+    places["out"] = emulator.array(out)
+    args: list[Any] = []
+    for arg in case.args:
+        if arg == "map":
+            args.append(encode_tiled(address=places["in0"].address, **case.map))
+        else:
+            args.append(places[arg] if isinstance(arg, str) else arg)
+    emulator.launch(
+        "k",
+        grid=case.grid,
+        block=case.block,
+        cluster=case.cluster,
+        dynamic_shared=case.dynamic_shared,
+        args=args,
+    )
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_runs(name: str) -> None:
+    out = emulate(CASES[name])
+    assert out.view(np.uint8).any() or name in ("tma page 3", "tma page -1", "wgmma subnormal")
+    for where, record in RECORDS.items():
+        compare(CASES[name], out, record["cases"].get(name), where)
+
+
+def compare(case: Case, out: np.ndarray, record: dict[str, Any] | None, where: str) -> None:
+    """Equal digests, or recorded values near enough."""
+    if record is None:
+        return
+    if not case.ulps:
+        assert hashlib.sha256(out.tobytes()).hexdigest() == record["sha256"], (
+            f"{case.name} differs from {where}"
+        )
+        return
+    want = np.frombuffer(base64.b64decode(record["values"]), np.uint32).view(np.float32)
+    got = out.reshape(-1).view(np.float32)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    known = ~np.isnan(want)
+    ordered = [
+        np.where(x < 0, -(x.view(np.int32) & 0x7FFFFFFF), x.view(np.int32)).astype(np.int64)
+        for x in (got, want)
+    ]
+    distance = np.abs(ordered[0] - ordered[1])[known]
+    assert distance.max(initial=0) <= case.ulps, f"{case.name}: {distance.max()} ulps from {where}"
+
+
+@pytest.mark.parametrize("where", RECORDS)
+@pytest.mark.parametrize("name", tensor_maps())
+def test_tensor_maps_have_the_bytes_of_the_driver(name: str, where: str) -> None:
+    recorded = RECORDS[where]["tensor_maps"].get(name)
+    if recorded is not None:
+        assert encode_tiled(address=1 << 40, **tensor_maps()[name]).hex() == recorded
