@@ -72,13 +72,22 @@ def serve() -> None:
 
 
 class Worker:
-    """The parent's end of one worker process."""
+    """The parent's end of one worker process.
+
+    Raises:
+        ToolchainError: the process cannot be started.
+    """
 
     def __init__(self) -> None:
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        # -P: a file of the current folder must not stand in for a module of the standard library.
+        command = [sys.executable, "-P", "-c", _BOOT, path]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise ToolchainError(
+                f"a compiler process cannot be started: {sys.executable}: {error}"
+            ) from error
 
     def compile(self, job: Job) -> CompileResult:
         """Compiles one job in the worker.

@@ -187,6 +187,17 @@ def test_nothing_is_ever_downloaded(tmp_path: Path) -> None:
     assert sandbox.load(sandbox.environment(tmp_path / "cache", override, PYTHONPATH=path))[0] == 1
 
 
+def test_files_of_the_current_folder_do_not_reach_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "json.py").write_text("raise SystemExit('wrong module')")
+    (tmp_path / "script.py").write_text(sandbox.LOAD)
+    override = sandbox.small_kernels(tmp_path / "src")
+    env = sandbox.environment(tmp_path / "cache", override)
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, env=env, cwd=tmp_path / "here", capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "1"
+
+
 def test_a_user_script_without_main_guard_can_build_many(tmp_path: Path) -> None:
     """Workers never run the caller's script again."""
     script = tmp_path / "script.py"

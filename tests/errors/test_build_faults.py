@@ -125,6 +125,12 @@ def test_a_worker_that_dies_is_an_error_and_the_next_job_gets_a_new_one() -> Non
     assert load_artifact(sandbox.SPEC).cubin
 
 
+def test_a_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(ToolchainError, match="/nonexistent/python"):
+        load_artifact(sandbox.SPEC)
+
+
 def test_dump_folder_gets_everything_about_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLAGEN_DUMP_DIR", str(tmp_path / "dump"))
     load_artifact(sandbox.SPEC)
