@@ -167,8 +167,7 @@ def lane_groups(warp: Warp, lane: int) -> LaneGroups:
 
 
 def post_store(warp: Warp, lane: int, name: str, source: Region, write: Callable[[Bytes], None]) -> None:
-    """Issue a store: its source is read when it first runs, `write` is called with the bytes some time later.
-    """
+    """Issue a store: its source is read when it first runs, `write` gets the bytes some time later."""
     machine, store = warp.machine, _Store()
     lane_groups(warp, lane).open.append(store)
     warp.bulk_actor.acquire(warp.actor.release())

@@ -34,8 +34,7 @@ _ROWS = 64  # rows handled at a time: the work arrays of 64 x 256 stay in the se
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """block: products added at once. fraction_bits: kept below the top exponent. mantissa_bits: of the sum.
-    """
+    """block: products added at once. fraction_bits: below the top exponent. mantissa_bits: of the sum."""
 
     block: int
     fraction_bits: int
@@ -168,8 +167,7 @@ def _truncate(value: Float64, top: npt.NDArray[np.int16], model: Accumulation, s
 
 
 def _add_block_not_finite(a: Float32, b: Float32, acc: Float32, model: Accumulation) -> Float32:
-    """A block with infinities or NaN: those results follow IEEE rules (canonical NaN), the others the model.
-    """
+    """A block with infinities or NaN: those results follow IEEE (canonical NaN), the others the model."""
     with np.errstate(all="ignore"):
         ieee = acc + a.T.astype(np.float64) @ b.astype(np.float64)
     finite_a, finite_b, finite_acc = (np.where(np.isfinite(x), x, np.float32(0)) for x in (a, b, acc))

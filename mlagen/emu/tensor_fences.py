@@ -41,8 +41,7 @@ def _fences(machine: Machine, checks: Checks) -> Fences:
 
 
 def pipe(warp: Warp, kind: str) -> Actor:
-    """The actor of a warp's tcgen05.ld ("ld") or tcgen05.st ("st"), which the warp comes after at the wait.
-    """
+    """The actor of a warp's tcgen05.ld ("ld") or tcgen05.st ("st"); the warp comes after it at the wait."""
     found: Actor | None = warp.scratch.get(f"tcgen05.{kind}")
     if found is None:
         checks = _concrete(warp.machine)

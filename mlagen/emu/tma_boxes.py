@@ -82,8 +82,7 @@ def _with_columns(t: TensorMap, column: int, rows: Offsets, inside: npt.NDArray[
 
 @lru_cache(maxsize=256)
 def _relative_rows(t: TensorMap) -> tuple[Offsets, tuple[Offsets, ...]]:
-    """Byte offset of every row from the first one, and its element position along dimensions 1.. (all (n,)).
-    """
+    """Byte offset of every row from the first, and its element position along dimensions 1.. (all (n,))."""
     counts = t.counts[1:]
     grid = np.indices(counts[::-1]).reshape(len(counts), -1)[::-1] if counts else np.zeros((0, 1), np.int64)
     positions = tuple(grid[d].astype(np.int64) * t.element_strides[d + 1] for d in range(len(counts)))

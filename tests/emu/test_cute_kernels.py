@@ -1,5 +1,4 @@
-"""Small kernels written with CuTe's wrappers and compiled by NVRTC: tensor maps, wgmma and tcgen05 together.
-"""
+"""Small kernels written with CuTe's wrappers, compiled by NVRTC: tensor maps, wgmma, tcgen05 together."""
 
 from __future__ import annotations
 

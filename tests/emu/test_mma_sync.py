@@ -45,8 +45,7 @@ def text(k: int, types: str, a_registers: int, d_registers: int) -> str:
 
 
 def a_registers(a: np.ndarray) -> np.ndarray:
-    """(32, registers) of A (16, k): register i holds row q + 8 (i % 2) and K half i / 2 at the lane's place.
-    """
+    """(32, registers) of A (16, k): register i holds row q + 8 (i % 2) and K half i / 2."""
     per = 4 // a.itemsize
     count = 16 * a.shape[1] * a.itemsize // 128
     out = np.zeros((32, count, per), a.dtype)

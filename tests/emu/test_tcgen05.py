@@ -1,5 +1,4 @@
-"""tcgen05: products in every layout, transfers, copies, allocation, and the misuse that is refused or found.
-"""
+"""tcgen05: products in every layout, transfers, copies, allocation, and misuse that is refused or found."""
 
 from __future__ import annotations
 

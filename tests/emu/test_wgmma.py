@@ -127,8 +127,7 @@ def lay_out(form: Form, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, int, 
 
 
 def a_fragments(a: np.ndarray) -> np.ndarray:
-    """(128, 4) 32-bit A registers of each thread, from the PTX ISA text: row, then K neighbours of the lane.
-    """
+    """(128, 4) 32-bit A registers of each thread, as the PTX ISA shows them: row, then K neighbours."""
     per = 4 // a.itemsize
     out = np.zeros((128, 4, per), a.dtype)
     for thread in range(128):

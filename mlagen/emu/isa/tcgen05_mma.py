@@ -48,8 +48,7 @@ _REFUSED = ("sp", "block_scale", "ashift")
 
 @dataclass(frozen=True, slots=True)
 class MmaForm:
-    """What the text of a tcgen05.mma says. masks: registers of disable-output-lane. scale: of scale-input-d.
-    """
+    """What the text of a tcgen05.mma says. scale: of scale-input-d."""
 
     name: str
     kind: str
