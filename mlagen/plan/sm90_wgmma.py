@@ -128,8 +128,8 @@ def check_supported(spec: KernelSpec) -> None:
 
 def _roles() -> tuple[WarpRole, ...]:
     return (
-        WarpRole("scorer", 0, 4, 176, "Scorer"),
-        WarpRole("accumulator", 4, 8, 168, "Accumulator"),
+        WarpRole("scorer", 0, 4, 184, "Scorer"),
+        WarpRole("accumulator", 4, 8, 160, "Accumulator"),
     )
 
 

@@ -39,6 +39,19 @@ __device__ __forceinline__ int thread_in_group() { return int(threadIdx.x % kWar
 __device__ __forceinline__ int warp_in_group() { return __shfl_sync(kFullWarp, int(threadIdx.x % kWarpGroup / 32), 0); }
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 
+// One lane of a whole warp, which needs no register to know itself. PTX ISA: elect.sync.
+__device__ __forceinline__ bool elect_lane() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // The thread within its warpgroup, read again at this place: what a rare path derives from it is not kept in registers
 // through the main loop.
 struct FreshThread {

@@ -10,6 +10,7 @@
 // A team meets at most two rows that it shares with others: the first and the last of its list.
 #pragma once
 #include "mlagen/base.cuh"
+#include "mlagen/query_rows.cuh"
 
 namespace mlagen {
 
@@ -22,10 +23,13 @@ struct WorkItem {
   int length;  // keys of the row, clamped
   int tile;    // 64-row tile
   int first_block, blocks;  // blocks of 64 keys for this CTA
-  int places;  // places that the item takes in the kv ring: the larger block count of a pair that splits the keys
+  int masked;  // blocks at the end that some row of the tile sees only in part
   int flags;
-  // Other teams hold pieces too; ours is the first; the pair's CTAs share the tile and split its keys.
-  static constexpr int kSplit = 1, kFirstPiece = 2, kPairSplits = 4;
+  // Other teams hold pieces too; ours is the first; the pair's CTAs share the tile and split its keys; the peer has one more.
+  static constexpr int kSplit = 1, kFirstPiece = 2, kPairSplits = 4, kPeerHasMore = 8;
+
+  // Places that the item takes in the kv ring: the larger block count of a pair that splits the keys.
+  __device__ __forceinline__ int places() const { return blocks + (flags & kPeerHasMore ? 1 : 0); }
 
   __device__ __forceinline__ bool split() const { return flags & kSplit; }
   __device__ __forceinline__ bool pair_splits() const { return flags & kPairSplits; }
@@ -214,14 +218,21 @@ template <class Traits>
 __device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p, Place<Traits> const& place, int row, int length,
                                             int group, int first, int end) {
   int const unit = group * p.units_per_team + place.unit, all = end - first;
-  WorkItem item{row, length, unit * Traits::kCtaGroup + place.rank, first, all, all, 0};
+  WorkItem item{row, length, unit * Traits::kCtaGroup + place.rank, first, all, 0, 0};
   if (Traits::kCtaGroup == 2 && unit * 2 + 1 == p.tiles) {  // one tile is left for the pair: each takes half of the keys
+    int const upper = ceil_div(all, 2);
     item.flags = WorkItem::kPairSplits;
     item.tile = unit * 2;
-    item.places = ceil_div(all, 2);
-    item.blocks = place.rank == 0 ? item.places : all - item.places;
-    item.first_block += place.rank == 0 ? 0 : item.places;
+    if (place.rank == 0) {
+      item.blocks = upper;
+    } else {
+      item.first_block += upper;
+      item.blocks = all - upper;
+      if (all - upper < upper) item.flags |= WorkItem::kPeerHasMore;
+    }
   }
+  int const sees = visible_keys<Traits>(p, length, QueryRows<Traits>::token(item.tile, 0));  // the tile's first row: fewest
+  item.masked = item.first_block + item.blocks - sees / kBlockN;
   return item;
 }
 

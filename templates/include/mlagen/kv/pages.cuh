@@ -34,7 +34,7 @@ struct PageWalk {
   // To the place behind this one.
   __device__ __forceinline__ void advance() {
     ++block;
-    if (block == work().first_block + work().places) {
+    if (block == work().first_block + work().places()) {
       next_item();
     } else {
       fetch_ids();
@@ -85,7 +85,7 @@ struct PageWalk {
   __device__ __forceinline__ void next_item() {
     ++item;
     while (!ended()) {
-      if (work().places > 0) {
+      if (work().places() > 0) {
         block = work().first_block;
         fetch_ids();
         return;

@@ -187,7 +187,7 @@ struct Accumulator {
     __syncwarp();
         for (int item = 0; item < smem.work[0].count; ++item) {
       WorkItem const& work = smem.work[0].item[item];
-      if (work.places == 0) {
+      if (work.places() == 0) {
         Epilogue<Traits>{p, smem, rank, half, {}}.write_empty(work);
         continue;
       }
@@ -196,11 +196,11 @@ struct Accumulator {
       for (int i = 0; i < 128; ++i) o[i] = 0.f;
       pin(o);
 #pragma unroll 1
-      for (int i = 0; i < work.places; ++i) {
+      for (int i = 0; i < work.places(); ++i) {
         if (!kPair || i < work.blocks) {
           accumulate(i + 1 == work.blocks, work.length - (work.first_block + i) * kBlockN);
         }
-        if (i + 1 < work.places) {
+        if (i + 1 < work.places()) {
           refill(stage, false);
           advance_stage();
         }

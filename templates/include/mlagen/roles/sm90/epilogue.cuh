@@ -171,10 +171,10 @@ struct Epilogue {
     int const row = self.warp() * 16 + self.lane() / 4;
     float own0, own1;
     float const peer0 = join(stats.row0, smem.peer_lse[row], own0), peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
-    auto const* const from = reinterpret_cast<uint4 const*>(staging) + self.thread;
+    unsigned const from = smem_address(staging) + self.thread * 16;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      uint4 const v = from[j * kWarpGroup];
+      uint4 const v = load_shared_16(from + j * (kWarpGroup * 16));
       float2 const a = unpack<Element>(v.x), b = unpack<Element>(v.y), c = unpack<Element>(v.z), d = unpack<Element>(v.w);
       float* const x = o + 8 * j;
       x[0] = x[0] * own0 + a.x * peer0;

@@ -29,8 +29,6 @@ struct Scorer {
   float s[32];
   unsigned packed[16];                // P of the current block while S of the next accumulates
   float max0, max1, sum0, sum1;       // rows lane / 4 and lane / 4 + 8, log2 domain
-  float factor0, factor1;
-  bool rescale;
   int stage = 0;
   // Parities, in one register: bit s < 3 that of the next use of stage s; then those of the blocks and of the items so far.
   static constexpr int kBlockBit = 3, kItemBit = 4;
@@ -43,7 +41,7 @@ struct Scorer {
   __device__ __forceinline__ int next_item(int after) const {
     int i = after + 1;
     while (i < smem.work[0].count && smem.work[0].item[i].blocks == 0) ++i;
-    return i;
+    return __shfl_sync(kFullWarp, i, 0);  // the same in all lanes: a uniform register is enough
   }
 
   // Fragments of tiles 0..6 to registers, tiles 7 and 8 on their way to shared memory. Rows past the tile's end are zero.
@@ -83,19 +81,14 @@ struct Scorer {
 
   template <bool kLast>
   __device__ __forceinline__ void store_probs() {
-    FreshThread const self;
-    int const lane = self.lane(), warp = self.warp(), slot = int(bit(kBlockBit));
-    if (lane == 0) smem.rescale_flag[slot * 4 + warp] = rescale;
-    if (rescale && lane % 4 == 0) {
-      smem.rescale[slot * kBlockM + warp * 16 + lane / 4] = factor0;
-      smem.rescale[slot * kBlockM + warp * 16 + lane / 4 + 8] = factor1;
-    }
     // Wait: P V of the block before has read the slot. First use: parity 1 of a fresh barrier passes at once.
-    mbarrier_wait(smem.probs_empty[0], slot ^ 1);
+    mbarrier_wait(smem.probs_empty[0], bit(kBlockBit) ^ 1);
     // Also true now: the statistics of the item before the last one have been read, whose place these take.
     if constexpr (kLast) write_statistics();
     // Chunk 2 j + lane / 16 of the row, swizzled: one address, whose chunk bits the loop flips.
-    unsigned const address = smem_address(smem.probs) + tile_chunk(warp * 16 + lane % 16, lane / 16);
+    FreshThread const self;
+    unsigned const address =
+        smem_address(smem.probs) + tile_chunk(self.warp() * 16 + self.lane() % 16, self.lane() / 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       stmatrix_x4(address ^ (j * 32), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]);
@@ -105,7 +98,7 @@ struct Scorer {
   // Arrive: P, its factors and, behind the last block, the statistics are written; half of V(i) has long landed.
   __device__ __forceinline__ void release_probs() {
     __syncwarp();
-    if (lane_id() == 0) mbarrier_arrive(smem.probs_full[bit(kBlockBit)]);
+    if (elect_lane()) mbarrier_arrive(smem.probs_full[bit(kBlockBit)]);
     parity ^= 1u << kBlockBit;
   }
 
@@ -160,7 +153,7 @@ struct Scorer {
   __device__ __forceinline__ void finish_scores() {
     wgmma_wait<0>();
     pin(s);
-    if (lane_id() == 0) mbarrier_arrive(smem.rope_empty[0]);
+    if (elect_lane()) mbarrier_arrive(smem.rope_empty[0]);
   }
 
   // Keys at or past a row's visible count do not take part.
@@ -190,6 +183,26 @@ struct Scorer {
     sum0 = sum1 = 0.f;
   }
 
+  // Moves the references of the warp's rows if one of them is outgrown, and tells the accumulators by how much. The slot's
+  // readers are done: P V of the block before the last one has been waited for.
+  __device__ __forceinline__ void move_reference(float top0, float top1) {
+    bool const rescale = __any_sync(kFullWarp, top0 > max0 + kRescaleSlack || top1 > max1 + kRescaleSlack);
+    FreshThread const self;
+    int const slot = int(bit(kBlockBit)), warp = self.warp(), lane = self.lane();
+    if (elect_lane()) smem.rescale_flag[slot * 4 + warp] = rescale;
+    if (!rescale) return;
+    float const new0 = fmaxf(max0, top0), new1 = fmaxf(max1, top1);
+    float const factor0 = exp2_approx(max0 - new0), factor1 = exp2_approx(max1 - new1);
+    max0 = new0;
+    max1 = new1;
+    sum0 *= factor0;
+    sum1 *= factor1;
+    if (lane % 4 == 0) {
+      smem.rescale[slot * kBlockM + warp * 16 + lane / 4] = factor0;
+      smem.rescale[slot * kBlockM + warp * 16 + lane / 4 + 8] = factor1;
+    }
+  }
+
   // Softmax of the block in `s` with a lazily moved reference: exact, since the factors are carried along.
   __device__ __forceinline__ void softmax() {
     float top0 = s[0], top1 = s[2];
@@ -206,17 +219,7 @@ struct Scorer {
     float const scale = p.scale_log2;
     top0 *= scale;
     top1 *= scale;
-    rescale = __any_sync(kFullWarp, top0 > max0 + kRescaleSlack || top1 > max1 + kRescaleSlack);
-    factor0 = factor1 = 1.f;
-    if (rescale) {
-      float const new0 = fmaxf(max0, top0), new1 = fmaxf(max1, top1);
-      factor0 = exp2_approx(max0 - new0);
-      factor1 = exp2_approx(max1 - new1);
-      max0 = new0;
-      max1 = new1;
-      sum0 *= factor0;
-      sum1 *= factor1;
-    }
+    move_reference(top0, top1);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float const a = exp2_approx(fmaf(s[4 * j], scale, -max0)), b = exp2_approx(fmaf(s[4 * j + 1], scale, -max0));
@@ -226,6 +229,15 @@ struct Scorer {
       packed[2 * j] = pack<typename Traits::Element>(a, b);
       packed[2 * j + 1] = pack<typename Traits::Element>(c, d);
     }
+  }
+
+  // Always true: P has no sign bits. Asking makes the compiler finish packing before it issues Q K^T, which ptxas would
+  // rather do later, with P in twice the registers and spills. CUDA 13.0, 2026-12-01: 12 bytes of spills -> 0.
+  __device__ __forceinline__ bool all_packed() const {
+    unsigned any = 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) any |= packed[i];
+    return any != 0xffffffffu;
   }
 
   // Log-sum-exp (log2) and 1 / sum of each row, for the accumulators; a row without visible keys gives -inf and 0.
@@ -249,10 +261,7 @@ struct Scorer {
   // One item. `left` counts its blocks down: nothing else of the item stays in registers.
   __device__ __forceinline__ void run_item(int item) {
     WorkItem const& work = smem.work[0].item[item];
-    int left = work.blocks;
-    // Blocks at the end that some row of the tile sees only in part.
-    int const masked = work.first_block + left -
-                       visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(work.tile, 0)) / kBlockN;
+    int left = __shfl_sync(kFullWarp, work.blocks, 0);
     reset_rows();
     query_landed();
     ready = false;
@@ -260,13 +269,13 @@ struct Scorer {
     finish_scores();
 #pragma unroll 1
     for (; left > 1; --left) {
-      if (left <= masked) mask(item, left);
+      if (left <= work.masked) mask(item, left);
       softmax();
-      ready = mbarrier_test(smem.kv_full[stage * 2], bit(stage));
+      ready = all_packed() && mbarrier_test(smem.kv_full[stage * 2], bit(stage));
       issue_scores<true>();
       finish_scores();
     }
-    if (left <= masked) mask(item, left);
+    if (left <= work.masked) mask(item, left);
     // All warps have finished reading Q: the next item's is on its way while the last block goes through the softmax.
     named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
     int const following = next_item(item);
@@ -294,7 +303,7 @@ struct Scorer {
   __device__ __forceinline__ void skip_places(int before, int item) {
     int places = 0;
     for (int i = max_of(before, 0); i < item; ++i) {
-      places += smem.work[0].item[i].places - smem.work[0].item[i].blocks;
+      places += smem.work[0].item[i].places() - smem.work[0].item[i].blocks;
     }
     advance_stage(places % Traits::kStages);
   }
