@@ -219,12 +219,12 @@ def a_cells(form: Form, a: np.ndarray) -> np.ndarray:
 
 
 def launch(
-    form: Form, text: str, a: np.ndarray, b: np.ndarray, **options: Any
+    form: Form, text: str, a: np.ndarray, b: np.ndarray, cells: np.ndarray | None = None, **options: Any
 ) -> tuple[np.ndarray, LaunchResult]:
     image, a_desc, b_desc = images(form, a, b)
     out = np.zeros((form.group, 128, form.columns), np.uint32)
     emulator = Emulator(kernel(text, PARAMS, arch="sm_100a"))
-    args = [emulator.array(x) for x in (image, out, a_cells(form, a))]
+    args = [emulator.array(x) for x in (image, out, a_cells(form, a) if cells is None else cells)]
     result = emulator.launch(
         "k",
         grid=form.group,
@@ -281,6 +281,30 @@ def test_product(form: Form, schedule: str) -> None:
         for cta in range(form.group):
             got[cta * rows + row, column] = values[cta, lane, place]
     np.testing.assert_allclose(got, want, rtol=2e-3 if form.half else 1e-5, atol=1e-2 if form.half else 1e-4)
+
+
+@pytest.mark.parametrize(
+    "form", [Form(128, 64, "B", 2, a_tmem=True), Form(64, 64, "E", ws=True, a_tmem=True)], ids=str
+)
+def test_each_half_of_the_lanes_multiplies_its_own_copy_of_a(form: Form) -> None:
+    """The copies are independent: here lanes 64 to 127 hold another matrix, which gives the upper half of the
+    columns.
+    """
+    a, b = operands(form)
+    other = bf16(np.random.default_rng(77), form.m, 16)
+    cells = a_cells(form, a)
+    cells[:, 64:] = a_cells(form, other)[:, 64:]
+    out, _ = launch(form, body(form), a, b, cells)
+    rows, half = form.m // form.group, form.n // 2
+    got = out.view(np.float32)
+    for cta in range(form.group):
+        for lanes, matrix, columns in (
+            (slice(0, 64), a, slice(0, half)),
+            (slice(64, 128), other, slice(half, None)),
+        ):
+            mine = to_float(matrix[rows * cta : rows * (cta + 1)], form.type)
+            want = 2 * mine @ to_float(b[columns], form.type).T
+            np.testing.assert_allclose(got[cta, lanes], want, rtol=1e-5, atol=1e-4)
 
 
 D64 = Form(128, 64, "D")
