@@ -104,6 +104,7 @@ class Binder:
         self.constant_index: dict[tuple[Any, ...], int] = {}
         self.functions: list[Callable[..., Any]] = []
         self.touched: set[int] = set()
+        self.loaded: set[int] = set()
         self.stored: set[int] = set()
 
     # ---- reading
@@ -155,6 +156,7 @@ class Binder:
             return Expr(f"w.machine.clock({short_name(type)})", type)
         slot = self.slots.get(operand.name)
         self.touched.add(slot)
+        self.loaded.add(slot)
         have, want = self.slots.bytes[slot], SIZES.get(type, 4)
         code = f"R[{slot}]"
         if type == "pred" or have == 16:

@@ -99,7 +99,7 @@ class Checks:
             if writer is not None:
                 self._race(cta, what, actor, "read", "write", writer, at, shadow.shared)
         if actor.proxy == "async" and self.options.proxy and shadow.any_dirty:
-            self._proxy(cta, shadow, at, actor, what)
+            self._proxy(cta, shadow, at, actor, what, "reads")
 
     def shared_write(
         self,
@@ -125,7 +125,8 @@ class Checks:
                 shadow.dirty_writer[at] = actor.index
                 shadow.dirty_time[at] = actor.clock[actor.index]
                 shadow.any_dirty = True
-            else:
+            elif shadow.any_dirty:
+                self._proxy(cta, shadow, at, actor, what, "overwrites")
                 shadow.dirty_time[at] = 0
 
     @staticmethod
@@ -211,7 +212,7 @@ class Checks:
         )
 
     def _proxy(
-        self, cta: interfaces.Cta, shadow: CtaShadow, at: Array | slice, actor: Actor, what: str
+        self, cta: interfaces.Cta, shadow: CtaShadow, at: Array | slice, actor: Actor, what: str, verb: str
     ) -> None:
         dirty = shadow.dirty_time[at] > 0
         if dirty.any():
@@ -220,7 +221,7 @@ class Checks:
             place = self.machine.names.shared(int(where[0]) * 4)
             self.machine.report(
                 "proxy",
-                f"{place} of CTA {cta.index}: {actor.name} [{what}] reads through the async proxy what "
+                f"{place} of CTA {cta.index}: {actor.name} [{what}] {verb} through the async proxy what "
                 f"{writer} stored "
                 "with ordinary stores, without a fence.proxy.async in between",
             )

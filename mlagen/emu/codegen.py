@@ -26,6 +26,7 @@ from mlagen.emu.interfaces import (
     Reg,
     Sym,
     UnknownInstructionError,
+    Vec,
 )
 from mlagen.emu.isa import load_all
 from mlagen.emu.ptx import Function, Module
@@ -68,6 +69,7 @@ class Block:
     run[masked](warp, mask): the code; for a blocking instruction it gives the result, and finish[masked]
     stores it.
     touched: slots that ordinary instructions of the block read or write; stored: slots that they write.
+    accumulators: slots of wgmma accumulators that they read.
     """
 
     start: int
@@ -81,6 +83,7 @@ class Block:
     finish: Callable[..., Any] | None = None
     touched: frozenset[int] = frozenset()
     stored: frozenset[int] = frozenset()
+    accumulators: frozenset[int] = frozenset()
 
     def code(self, warp: Any, lanes: Array) -> Any:
         """Run a blocking instruction."""
@@ -109,6 +112,7 @@ class Program:
             self.entries.append(names[ins.name])
         self._allocate_slots()
         self._templates = [_empty_register(size) for size in self.slots.bytes]
+        self.accumulators = self._accumulators()
         self.leaders = self._leaders()
         self.blocks: dict[int, Block] = {}
         self._flows: dict[int, Flow | None] = {}
@@ -144,6 +148,14 @@ class Program:
 
     # ---- blocks
 
+    def _accumulators(self) -> set[int]:
+        """Slots that some wgmma accumulates in."""
+        found: set[int] = set()
+        for ins in self.instructions:
+            if ins.name.startswith("wgmma.mma_async") and isinstance(ins.operands[0], Vec):
+                found |= {self.slots.get(r.name) for r in ins.operands[0].items if isinstance(r, Reg)}
+        return found
+
     def _leaders(self) -> list[bool]:
         count = len(self.instructions)
         leaders = [False] * (count + 1)
@@ -151,7 +163,8 @@ class Program:
             leaders[target] = True
         for pc, ins in enumerate(self.instructions):
             entry = self.entries[pc]
-            if ins.op in CONTROL or (entry is not None and entry.blocking):
+            alone = ins.op in CONTROL or ins.name.startswith("wgmma.fence")
+            if alone or (entry is not None and entry.blocking):
                 leaders[pc] = leaders[pc + 1] = True
         leaders[0] = leaders[count] = True
         return leaders
@@ -192,13 +205,14 @@ class Program:
 
     def compile(self, block: Block, masked: bool) -> Callable[..., Any]:
         """Generate and compile the code of an ordinary block."""
-        self.binder.touched, self.binder.stored = set(), set()
+        self.binder.touched, self.binder.stored, self.binder.loaded = set(), set(), set()
         lines = ["def block(w,M):", " R=w.registers"]
         for pc in range(block.start, block.end):
             lines += self._lines(self.instructions[pc], masked)
         run = self._execute(lines, block, masked)
         block.run[masked] = run
         block.touched, block.stored = frozenset(self.binder.touched), frozenset(self.binder.stored)
+        block.accumulators = frozenset(self.binder.loaded & self.accumulators)
         return run
 
     def _execute(self, lines: list[str], block: Block, masked: bool) -> Callable[..., Any]:

@@ -168,6 +168,7 @@ class Warp:
 
     inflight: slots that unfinished wgmmas write (any touch is wrong) and `inflight_read` slots that they read
     (a write is wrong);
+    unfenced: accumulators that were read since the last wgmma.fence.
     on_touch(slots) is called before a block that does so runs.
     """
 
@@ -189,6 +190,7 @@ class Warp:
         self.inflight: set[int] = set()
         self.inflight_read: set[int] = set()
         self.on_touch: Any = None
+        self.unfenced: set[int] = set()
         self.cluster_phase: int | None = None
         self.local: LocalMemory | None = None
         self.quantum = 0

@@ -91,9 +91,9 @@ class Machine:
         if any(g % c for g, c in zip(grid, cluster, strict=True)):
             raise EmulatorError(f"grid {grid} is no multiple of cluster {cluster}")
         threads = self.block[0] * self.block[1] * self.block[2]
+        warps = -(-threads // 32)
         if not 1 <= threads <= 1024:
             raise EmulatorError(f"block {self.block} has {threads} threads, 1..1024 allowed")
-        warps = -(-threads // 32)
         self.ctas_total = grid[0] * grid[1] * grid[2]
         # a warp and its pipes: bulk stores, and tcgen05.ld and st where the kernel has them
         pipes = 4 if any(ins.op == "tcgen05" for ins in self.program.instructions) else 2
@@ -144,7 +144,7 @@ class Machine:
             self.engine.add(op)
 
     def param_address(self, offset: int, kind: Any) -> Array:
-        """The address of a kernel parameter, (32,)."""
+        """The address of a kernel parameter."""
         return np.full(32, self.param_base + offset, kind)
 
     def clock(self, kind: Any) -> Array:
@@ -299,6 +299,7 @@ class Machine:
                 if warp.inflight and self._touches_inflight(warp, group, block):
                     continue
                 run(warp, group.mask)
+                warp.unfenced |= block.accumulators
                 if warp.taint.events or warp.taint.slots:
                     warp.taint.after_block(self.program, pc, block.end, group.mask)
                 group.pc = block.end

@@ -237,6 +237,7 @@ class Warp(Protocol):
 
     inflight: set[int]
     inflight_read: set[int]
+    unfenced: set[int]
     on_touch: Callable[[Warp, frozenset[int]], Wait | None] | None
 
     @property

@@ -127,6 +127,79 @@ def test_a_fence_after_the_barrier_covers_all_threads() -> None:
     assert kinds(body) == set()
 
 
+def overwritten(fence: str) -> str:
+    """Ordinary stores, then a bulk load over them."""
+    return (
+        """
+  ld.param.u64 %rd4, [in0];
+  add.s32 %r20, %r5, 1024;
+  st.shared.u32 [%r7], %r1;
+"""
+        + fence
+        + """
+  bar.sync 0;
+  setp.ne.u32 %p20, %r1, 0;
+  @%p20 bra END;
+  mbarrier.init.shared::cta.b64 [%r20], 1;
+  fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 256;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%rd4], 256, [%r20];
+END:
+"""
+    )
+
+
+def test_missing_proxy_fence_before_an_overwrite() -> None:
+    source = [np.arange(64, dtype=np.uint32)]
+    assert kinds(overwritten(""), inputs=source) == {"proxy"}
+    assert kinds(overwritten("  fence.proxy.async.shared::cta;\n"), inputs=source) == set()
+
+
+# ------------------------------------------------------------------ wgmma
+
+
+def product(after: str, fence: str) -> str:
+    """A wgmma over zeros, a wait, `after`, and a second wgmma behind `fence`."""
+    registers = ", ".join(f"%f{i}" for i in range(4))
+    mma = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{registers}}}, %rd8, %rd8, %p9, 1, 1, 0, 0;"
+    done = "  wgmma.commit_group.sync.aligned;\n  wgmma.wait_group.sync.aligned 0;\n"
+    return f"""
+  shl.b32 %r8, %r1, 4;
+  add.s32 %r9, %r5, %r8;
+  st.shared.v4.u32 [%r9], {{0, 0, 0, 0}};
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  setp.ne.u32 %p9, 1, 0;
+  cvt.u64.u32 %rd8, %r5;
+  and.b64 %rd8, %rd8, 262143;
+  shr.u64 %rd8, %rd8, 4;
+  or.b64 %rd8, %rd8, 0x0000001000080000;
+  wgmma.fence.sync.aligned;
+  {mma}
+{done}
+  {after}
+  {fence}
+  {mma}
+{done}
+  st.global.f32 [%rd3], %f0;
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "needed"),
+    [
+        ("", False),
+        ("add.f32 %f9, %f1, %f2;", True),
+        ("mov.f32 %f1, 0f00000000;", True),
+        ("mov.f32 %f9, 0f0;", False),
+    ],
+)
+def test_wgmma_fence_after_registers_are_used(after: str, needed: bool) -> None:
+    after = after.replace("0f0;", "0f00000000;")
+    assert kinds(product(after, "wgmma.fence.sync.aligned;"), threads=128) == set()
+    assert kinds(product(after, ""), threads=128) == ({"wgmma"} if needed else set())
+
+
 # ------------------------------------------------------------------ never-written memory
 
 

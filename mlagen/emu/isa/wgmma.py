@@ -239,6 +239,10 @@ def _check_fence(form: WgmmaForm, warp: Warp, own: _WarpState, accumulate: bool)
         warp.report("wgmma", f"{form.name}: no wgmma.fence before the first wgmma")
         own.fenced = list(warp.registers)
         return
+    read = warp.unfenced.intersection(form.accumulators)
+    if read:
+        warp.report("wgmma", f"{form.name}: {len(read)} accumulators were read after the last wgmma.fence")
+        warp.unfenced -= read
     changed = [s for s in form.accumulators + form.a_slots if warp.registers[s] is not fenced[s]]
     if changed:
         kind = "accumulators" if changed[0] in form.accumulators else "A registers"
@@ -324,6 +328,7 @@ def run_fence(warp: Warp, lanes: npt.NDArray[np.bool_]) -> None:
     """Remember which values the registers hold."""
     _check_aligned(warp, lanes, "wgmma.fence")
     _warp_state(warp).fenced = list(warp.registers)
+    warp.unfenced.clear()
 
 
 @instruction("wgmma.commit_group", section="9.7.15.7.2 wgmma.commit_group")
