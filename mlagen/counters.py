@@ -57,7 +57,9 @@ class CounterPool:
             DeviceError: the stream cannot be used, or no memory is left.
         """
         capture = capture_id(driver, stream)
-        key = (capture, int(call(driver.cuStreamGetId(stream), "cuStreamGetId")))
+        # Outside a capture a handle may name another stream later, an id may not. Inside one the driver does not
+        # tell ids, and handles last as long as the capture.
+        key = (capture, stream if capture else int(call(driver.cuStreamGetId(stream), "cuStreamGetId")))
         known = self._slots.get(key)
         if known is not None:
             return known
