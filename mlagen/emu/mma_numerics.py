@@ -66,12 +66,15 @@ def _work(k: int, m: int, n: int, wide: bool) -> _Work:
 
 def _exponents(x: Float32) -> npt.NDArray[np.int16]:
     """floor(log2 |x|); -10000 for zero, 128 for infinity and NaN."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    biased = ((bits >> np.uint32(23)) & np.uint32(0xFF)).astype(np.int16)
+    x = np.ascontiguousarray(x)
+    high = x.view(np.int16)[..., 1::2]  # sign, exponent and 7 bits of mantissa (little endian)
+    biased = (high >> np.int16(7)) & np.int16(0xFF)
     out = biased - np.int16(127)
-    small = biased == 0
-    if small.any():
-        out[small] = np.where(x[small] == 0, _ZERO_EXPONENT, np.frexp(x[small])[1] - 1)
+    if not biased.all():
+        out[biased == 0] = _ZERO_EXPONENT
+        subnormal = (biased == 0) & (x != 0)
+        if subnormal.any():
+            out[subnormal] = np.frexp(x[subnormal])[1] - 1
     return out
 
 
