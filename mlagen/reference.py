@@ -20,7 +20,8 @@ class Result:
     Attributes:
         out: [b, s_q, h_q, 512].
         lse: [b, s_q, h_q], natural logarithm.
-        top: [b, s_q, h_q], the largest absolute scaled logit of a token; 0 where no key is visible.
+        top: [b, s_q, h_q], the largest magnitude that the sum of a scaled logit has on its way: its absolute
+            value, or the square root of the sum of its squared products; 0 where no key is visible.
     """
 
     out: Any
@@ -106,7 +107,8 @@ def _rows(
                 weights = weights.to(q.dtype).to(work)
             out[row, token] = (weights @ keys[:seen, :D_LATENT]) / total
             lse[row, token] = (peak + torch.log(total)).squeeze(-1)
-            top[row, token] = logits.abs().amax(-1)
+            steps = (q[row, token].to(work).square() @ keys[:seen].T.square()).sqrt() * scale
+            top[row, token] = torch.maximum(logits.abs(), steps).amax(-1)
     if same_precision:
         out = out.to(q.dtype).to(work)
     return Result(out, lse, top)
