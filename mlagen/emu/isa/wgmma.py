@@ -196,10 +196,25 @@ def run_mma(
     warp.inflight |= set(form.accumulators)
     warp.inflight_read |= set(form.a_slots)
     warp.on_touch = report_touch
+    _declare_reads(warp, operation)
     warp.warpgroup.actor.acquire(warp.actor.release())
     if len(operation.fragments) == _WARPS:
         del state.operations[number]
         _issue(warp, operation)
+
+
+def _declare_reads(warp: Warp, operation: Operation) -> None:
+    """A warp may run its part as soon as it issues the operation: what that reads (its rows of A, all
+    of B) must be ordered before by this warp alone.
+    """
+    form, checks, cta = operation.form, warp.machine.checks, warp.cta
+    size, name = form.element_size, f"{form.name}, this warp's part"
+    if operation.a[1] is not None:
+        first = 16 * (warp.id % _WARPS)
+        rows = operand_addresses(operation.a[1], _ROWS, form.k, size, form.a_mn_major)[first : first + 16]
+        checks.shared_read(cta, rows, size, warp.actor, f"A of {name}")
+    words = touched_words(decode_sm90(operation.b), form.n, form.k, size, form.b_mn_major)
+    checks.shared_read(cta, words, 4, warp.actor, f"B of {name}")
 
 
 def _check_aligned(warp: Warp, lanes: npt.NDArray[np.bool_], name: str) -> None:
