@@ -192,8 +192,7 @@ def _declare(product: Product, warp: Warp, cta: Cta) -> None:
     what = f"D of {form.name}"
     for block in product.blocks():
         columns = range(column, column + block.columns.stop - block.columns.start)
-        if product.accumulate:
-            tensor_memory.declare(warp, cta, block.lane_array(), columns, actor, what, write=False, own=own)
+        # a read of D before the write would find nothing that the write does not
         tensor_memory.declare(warp, cta, block.lane_array(), columns, actor, what, write=True, own=own)
 
 
