@@ -7,8 +7,8 @@
 // budget  smem=232448 of 232448 B (0 free)
 //
 // roles            warps   regs  function
-//   scorer          0..3    176  Scorer
-//   accumulator     4..11   168  Accumulator
+//   scorer          0..3    184  Scorer
+//   accumulator     4..11   160  Accumulator
 //
 // mbarriers        stages arrivals tx_bytes  from -> to; one phase means
 //   kv_full             6        1    32768  accumulator -> scorer; half a stage has landed
@@ -244,8 +244,8 @@ struct Traits {
   static constexpr int kQueryReadyThreads = 128;
   static constexpr int kListReadThreads = 384;
 
-  using ScorerWarps = mlagen::Warps<0, 4, 176>;
-  using AccumulatorWarps = mlagen::Warps<4, 8, 168>;
+  using ScorerWarps = mlagen::Warps<0, 4, 184>;
+  using AccumulatorWarps = mlagen::Warps<4, 8, 160>;
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1) mla_decode_sm90_wgmma_bf16_bf16_h1_p1_s256_1sm(

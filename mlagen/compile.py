@@ -21,7 +21,8 @@ _FIXED = (
     "-default-device",
     "-time=-",
     "--ptxas-options=-v",
-    # The scorer fills its registers to the last: above level 3 ptxas schedules for more than there are (CUDA 13.0).
+    # The scorer fills its registers to the last: above level 3 ptxas schedules for more than there are
+    # (CUDA 13.0).
     "--ptxas-options=--register-usage-level=3",
     "--ptxas-options=--warn-on-spills",
     "--ptxas-options=--warn-on-local-memory-usage",
