@@ -16,12 +16,16 @@ from tests.emu.small_kernels import kernel, run
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 LETTER = {1: "h", 2: "h", 4: "r", 8: "rd"}
-INTEGERS = [0, 1, 2, 3, 7, 31, 32, 33, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x12345678, 0x7FFFFFFF, 0x80000000,
-            0xFFFFFFFF, 0xDEADBEEF, 0x0F0F0F0F, 0x123456789ABCDEF0, 0x8000000000000000, 0x7FFFFFFFFFFFFFFF,
-            0xFFFFFFFFFFFFFFFF, 5, 100, 0xAAAAAAAA, 0x55555555, 64, 63, 17, 255]  # fmt: skip
-FLOATS = [0.0, -0.0, 1.0, -1.0, 1.5, 3.25, 1e-3, -7.75, 1e10, -1e10, 3e38, 1e-40, -1e-40, math.inf, -math.inf, math.nan,
-          0.1, 0.2, 1 / 3, 123456.789, 2.0**-126, 2.0**24, 2.0**24 + 2, 0.5, 0.75, 2.5, -2.5, 65504.0, 65520.0, 448.0,
-          464.0, 1e-7]  # fmt: skip
+INTEGERS = [
+    0, 1, 2, 3, 7, 31, 32, 33, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x12345678, 0x7FFFFFFF,
+    0x80000000, 0xFFFFFFFF, 0xDEADBEEF, 0x0F0F0F0F, 0x123456789ABCDEF0, 0x8000000000000000,
+    0x7FFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 5, 100, 0xAAAAAAAA, 0x55555555, 64, 63, 17, 255,
+]  # fmt: skip
+FLOATS = [
+    0.0, -0.0, 1.0, -1.0, 1.5, 3.25, 1e-3, -7.75, 1e10, -1e10, 3e38, 1e-40, -1e-40, math.inf, -math.inf,
+    math.nan, 0.1, 0.2, 1 / 3, 123456.789, 2.0**-126, 2.0**24, 2.0**24 + 2, 0.5, 0.75, 2.5, -2.5,
+    65504.0, 65520.0, 448.0, 464.0, 1e-7,
+]  # fmt: skip
 
 
 def size_of(kind: str) -> int:
@@ -122,7 +126,7 @@ for _t in ("u16", "s16", "u32", "s32", "u64", "s64"):
         (f"mad.lo.{_t} %d, %x, %y, %z;", _t, [_t, _t, _t], lambda a, b, c: a * b + c),
         (f"max.{_t} %d, %x, %y;", _t, [_t, _t], max),
         (f"min.{_t} %d, %x, %y;", _t, [_t, _t], min),
-        (f"mul.hi.{_t} %d, %x, %y;", _t, [_t, _t], lambda a, b, n=8 * size_of(_t): (a * b) >> n),
+        (f"mul.hi.{_t} %d, %x, %y;", _t, [_t, _t], lambda a, b, n=int(_t[1:]): (a * b) >> n),
         (f"setp.lt.{_t} %d, %x, %y;", "pred", [_t, _t], lambda a, b: int(a < b)),
         (f"setp.ge.{_t} %d, %x, %y;", "pred", [_t, _t], lambda a, b: int(a >= b)),
         (f"setp.eq.{_t} %d, %x, %y;", "pred", [_t, _t], lambda a, b: int(a == b)),
@@ -173,7 +177,8 @@ INTEGER_CASES += [
     ("shf.l.wrap.b32 %d, %x, %y, %z;", "b32", ["b32"] * 3, lambda a, b, n: ((b << 32 | a) << (n & 31)) >> 32),
     ("shf.r.clamp.b32 %d, %x, %y, %z;", "b32", ["b32"] * 3, lambda a, b, n: (b << 32 | a) >> min(n, 32)),
     ("prmt.b32 %d, %x, %y, 0x5410;", "b32", ["b32"] * 2, lambda a, b: (a & 0xFFFF) | ((b & 0xFFFF) << 16)),
-    ("prmt.b32 %d, %x, %y, 0x0123;", "b32", ["b32"] * 2, lambda a, b: int.from_bytes(a.to_bytes(4, "little"), "big")),
+    ("prmt.b32 %d, %x, %y, 0x0123;", "b32", ["b32"] * 2,
+     lambda a, b: int.from_bytes(a.to_bytes(4, "little"), "big")),
     ("mul24.lo.u32 %d, %x, %y;", "u32", ["u32"] * 2, lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF)),
     ("bmsk.clamp.b32 %d, %x, %y;", "b32", ["u32"] * 2, lambda a, b: ((1 << min(b, 32)) - 1) << min(a, 32)),
     ("selp.b32 %d, %x, %y, 1;", "b32", ["b32"] * 2, lambda a, b: a),
@@ -330,7 +335,8 @@ def test_float_comparison(compare: str) -> None:
     )
     plain = compare[:-1] if compare.endswith("u") and compare != "nu" else compare
     operators: dict[str, Callable[[float, float], bool]] = {
-        "eq": lambda x, y: x == y, "ne": lambda x, y: x != y, "lt": lambda x, y: x < y, "gt": lambda x, y: x > y,
+        "eq": lambda x, y: x == y, "ne": lambda x, y: x != y,
+        "lt": lambda x, y: x < y, "gt": lambda x, y: x > y,
         "le": lambda x, y: x <= y, "ge": lambda x, y: x >= y,
     }  # fmt: skip
     for lane in range(32):
@@ -477,7 +483,10 @@ def test_pack_and_unpack() -> None:
 
 def test_set_predicate_pairs_and_combinations() -> None:
     a, b = integers("u32", 0), integers("u32", 3)
-    text = "{ .reg .pred p, q, s; setp.lt.u32 s, %x, 32; setp.lt.and.u32 p|q, %x, %y, s; selp.u32 %d, 1, 0, p; @q add.u32 %d, %d, 2; }"
+    text = (
+        "{ .reg .pred p, q, s; setp.lt.u32 s, %x, 32; setp.lt.and.u32 p|q, %x, %y, s; "
+        "selp.u32 %d, 1, 0, p; @q add.u32 %d, %d, 2; }"
+    )
     result = execute(text, "u32", ["u32", "u32"], [a, b])
     for lane in range(32):
         less, small = int(a[lane]) < int(b[lane]), int(a[lane]) < 32

@@ -145,3 +145,20 @@ def test_the_schedule_reads_back() -> None:
     pieces = worklist.read_back(problem, ONE, EmulatorLauncher(EmulatorOptions(sms=2)))
     keys = {row: sum(p.last_key - p.first_key for p in pieces if p.row == row) for row in range(3)}
     assert keys == {0: 130, 1: 0, 2: 70}
+
+
+def test_mutants_of_synchronisation_are_caught() -> None:
+    """A fixed sample; the kinds listed are never redundant in this kernel."""
+    from mlagen.emu.mutation_score import kernel_verdicts, summary
+
+    verdicts = list(kernel_verdicts(ONE, lengths=(200, 65), sms=2, schedules=("eager", "lazy"), sample=20))
+    needed = (
+        "mbarrier.arrive",
+        "wgmma.commit_group",
+        "wgmma.wait_group",
+        "fence.mbarrier_init",
+        "cp.async.wait",
+    )
+    missed = [v for v in verdicts if not v.caught and v.mutant.name.startswith(needed)]
+    assert not missed, summary(verdicts)
+    assert sum(v.caught for v in verdicts) >= len(verdicts) * 6 // 10, summary(verdicts)

@@ -223,7 +223,8 @@ def test_never_written_values_count_when_they_matter(use: str, found: set[str]) 
     assert kinds(f"  ld.shared.u32 %r8, [%r7];\n{use}END:\n", threads=32) == found
     assert (
         kinds(
-            f"  st.shared.u32 [%r7], 0;\n  st.shared.u32 [%r7+512], 0;\n  ld.shared.u32 %r8, [%r7];\n{use}END:\n",
+            "  st.shared.u32 [%r7], 0;\n  st.shared.u32 [%r7+512], 0;\n"
+            f"  ld.shared.u32 %r8, [%r7];\n{use}END:\n",
             threads=32,
         )
         == set()

@@ -1,4 +1,4 @@
-"""Barriers, mbarriers, warp-wide exchange, clusters, cp.async, atomics and memory spaces, in small kernels."""
+"""Barriers, mbarriers, warp-wide exchange, clusters, cp.async, atomics, memory spaces, in small kernels."""
 
 from __future__ import annotations
 
@@ -472,17 +472,19 @@ def test_local_memory_is_per_lane() -> None:
 
 
 ATOMICS = [
-    ("add.u32", 10, [5], 15), ("add.s32", 2**32 - 1, [3], 2), ("min.s32", 5, [2**32 - 1], 2**32 - 1), ("max.u32", 5, [9], 9),
+    ("add.u32", 10, [5], 15), ("add.s32", 2**32 - 1, [3], 2),
+    ("min.s32", 5, [2**32 - 1], 2**32 - 1), ("max.u32", 5, [9], 9),
     ("and.b32", 12, [10], 8), ("or.b32", 12, [3], 15), ("xor.b32", 12, [10], 6), ("exch.b32", 1, [77], 77),
     ("cas.b32", 5, [5, 9], 9), ("cas.b32", 6, [5, 9], 6), ("inc.u32", 5, [5], 0), ("inc.u32", 4, [5], 5),
-    ("dec.u32", 0, [5], 5), ("add.f32", 0x3F800000, [0x40000000], 0x40400000), ("add.noftz.f16x2", 0x3C003C00, [0x3C004000], 0x40004200),
+    ("dec.u32", 0, [5], 5), ("add.f32", 0x3F800000, [0x40000000], 0x40400000),
+    ("add.noftz.f16x2", 0x3C003C00, [0x3C004000], 0x40004200),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "old", "sources", "new"), ATOMICS)
 def test_atomics(op: str, old: int, sources: list[int], new: int) -> None:
     target = np.array([old], np.uint32)
-    name, kind = op.split(".", 1)
+    _, kind = op.split(".", 1)
     listed = ", ".join(f"%f{i}" if kind == "f32" else f"%r{20 + i}" for i in range(len(sources)))
     moves = "".join(
         f"  mov.b32 %r{20 + i}, {v};\n  mov.b32 %f{i}, %r{20 + i};\n" for i, v in enumerate(sources)
