@@ -48,8 +48,8 @@ def files(tmp_path: Path) -> Path:
 
 def arguments(folder: Path, *more: str) -> list[str]:
     return [
-        "run", str(folder / "k.ptx"), "--grid", "4", "--block", "32", "--arg", "f32:2.5", "--arg", str(folder / "x.npy"),
-        "--arg", f"poison:100:f32={folder / 'y.npy'}", "--arg", "i32:100", *more,
+        "run", str(folder / "k.ptx"), "--grid", "4", "--block", "32", "--arg", "f32:2.5",
+        "--arg", str(folder / "x.npy"), "--arg", f"poison:100:f32={folder / 'y.npy'}", "--arg", "i32:100", *more,
     ]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_faults_have_an_exit_status(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(files)[:-1] + ["i32:101"]) == 2
+    assert main([*arguments(files)[:-1], "i32:101"]) == 2
     assert "x.npy" in capsys.readouterr().err
     assert main(["run", str(files / "k.ptx"), "--arg", "what"]) == 2
     assert "would work" in capsys.readouterr().err
