@@ -49,7 +49,8 @@ def files(tmp_path: Path) -> Path:
 def arguments(folder: Path, *more: str) -> list[str]:
     return [
         "run", str(folder / "k.ptx"), "--grid", "4", "--block", "32", "--arg", "f32:2.5",
-        "--arg", str(folder / "x.npy"), "--arg", f"poison:100:f32={folder / 'y.npy'}", "--arg", "i32:100", *more,
+        "--arg", str(folder / "x.npy"), "--arg", f"poison:100:f32={folder / 'y.npy'}",
+        "--arg", "i32:100", *more,
     ]  # fmt: skip
 
 
