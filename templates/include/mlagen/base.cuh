@@ -65,7 +65,8 @@ struct FreshThread {
   __device__ __forceinline__ int warp() const { return int(unsigned(thread) / 32); }
 };
 
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// For numbers that are not negative.
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return int(unsigned(a + b - 1) / unsigned(b)); }
 __device__ __forceinline__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ constexpr int clamp_to(int x, int low, int high) { return min_of(max_of(x, low), high); }

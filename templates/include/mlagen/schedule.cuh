@@ -122,7 +122,11 @@ struct Schedule {
 };
 
 // floor(x a / b) without leaving 32 bits, for a and b up to 2^9 or so (a / b up to 1, or a bit more).
-__device__ __forceinline__ int fraction(int x, int a, int b) { return x / b * a + x % b * a / b; }
+// Unsigned, and none of them negative: half the instructions of signed division.
+__device__ __forceinline__ int fraction(unsigned x, unsigned a, unsigned b) {
+  unsigned const whole = x / b;
+  return int(whole * a + (x - whole * b) * a / b);
+}
 
 // One row of one group on the line, and the part of it that a team holds.
 template <class Traits>
@@ -141,8 +145,9 @@ struct RowCut {
     while (p < cuts && middle(p) < position) ++p;
     return p;
   }
-  __device__ __forceinline__ int block_at(int position) const {
-    return clamp_to((position - base - schedule.start_units(1)) / units, 0, blocks);
+  __device__ __forceinline__ int block_at(int position) const {  // units is 1 or 2
+    int const behind = position - base - schedule.start_units(1);
+    return behind <= 0 ? 0 : min_of(units == 2 ? behind / 2 : behind, blocks);
   }
   // Pieces of given counts may skip teams when each is at least as long as a range.
   __device__ __forceinline__ bool scattered() const { return cost >= (long long)cuts * schedule.span; }
@@ -156,11 +161,11 @@ struct RowCut {
   __device__ __forceinline__ Share given(int team) const {
     Share s;
     int const span = schedule.span, low = piece_at(team * span), high = piece_at((team + 1) * span);
-    int const last_team = middle(cuts - 1) / span;
+    int const last_team = int(unsigned(middle(cuts - 1)) / unsigned(span));
     s.any = high > low;
     s.first_block = fraction(blocks, low, cuts);
     s.end_block = fraction(blocks, high, cuts);
-    s.first_team = middle(0) / span;
+    s.first_team = int(unsigned(middle(0)) / unsigned(span));
     s.pieces = scattered() ? cuts : last_team - s.first_team + 1;
     s.index = scattered() ? low : team - s.first_team;
     return s;
@@ -169,16 +174,17 @@ struct RowCut {
   __device__ __forceinline__ Share balanced(int team) const {
     Share s;
     int const span = schedule.span;
-    int first = base / span, last = (base + cost - 1) / span;
+    int first = int(unsigned(base) / unsigned(span)), last = int(unsigned(base + cost - 1) / unsigned(span));
     int const head = (first + 1) * span - base, tail = base + cost - last * span;
     // A row meets at most max_split + 1 ranges, since span >= cost / max_split: drop the smaller end of one too many.
     bool const over = last - first + 1 > Traits::kMaxSplit, drop_head = over && head <= tail, drop_tail = over && !drop_head;
     first += drop_head;
     last -= drop_tail;
-    auto cut = [&](int t) {  // where team t begins
-      if (drop_head) return base + fraction(cost - tail, t - first, max_of(last - first, 1));
-      if (drop_tail) return base + head + fraction(cost - head, t - first - 1, max_of(last - first, 1));
-      return t * span;
+    // Where team t begins. What was dropped is spread over the teams that are left, all but the one at the other end.
+    int const spread_from = drop_tail ? base + head : base, spread = drop_tail ? cost - head : cost - tail;
+    auto cut = [&](int t) {
+      if (!over) return t * span;
+      return spread_from + fraction(spread, t - first - drop_tail, max_of(last - first, 1));
     };
     int holder = first;  // the first team with a block: the cost of starting lies before it
     while (holder < last && block_at(cut(holder + 1)) == 0) ++holder;
@@ -253,7 +259,7 @@ struct TeamWalk {
     int blocks_before, starts_before;
     schedule.measure(blocks_before, starts_before);
     int const range = team * schedule.span, last_group = schedule.params.groups - 1, batch = schedule.params.batch;
-    group = schedule.line_even > 0 ? min_of(range / schedule.line_even, last_group) : 0;
+    group = min_of(int(unsigned(range) / unsigned(max_of(schedule.line_even, 1))), last_group);
     int const before = schedule.group_base(group) + blocks_before * schedule.block_units(group) + starts_before;
     // Chunks of rows that begin at or before our range; the last of them holds its beginning.
     unsigned const reached = __ballot_sync(kFullWarp, before <= range);

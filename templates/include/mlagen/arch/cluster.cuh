@@ -13,10 +13,14 @@ __device__ __forceinline__ void cluster_barrier() {
   cute::cluster_wait();
 }
 
-__device__ __forceinline__ unsigned peer_address(void const* pointer, int rank) {
+// The same place in the shared memory of CTA `rank` of the cluster.
+__device__ __forceinline__ unsigned peer_address(unsigned address, int rank) {
   unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(pointer)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
+}
+__device__ __forceinline__ unsigned peer_address(void const* pointer, int rank) {
+  return peer_address(smem_address(pointer), rank);
 }
 
 // 16 bytes into the peer's shared memory, counted by the peer's barrier (both as peer_address).

@@ -71,10 +71,18 @@ __device__ __forceinline__ void stmatrix_x4(unsigned address, unsigned a, unsign
                : "memory");
 }
 
-// 16 bytes from shared memory, at this place in the program: early loads would need registers that nobody has.
+// 16 or 8 bytes from shared memory, at this place in the program: early loads would need registers that nobody has.
 __device__ __forceinline__ uint4 load_shared_16(unsigned address) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_shared_8(unsigned address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
   return v;
 }
 

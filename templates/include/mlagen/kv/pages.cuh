@@ -4,6 +4,7 @@
 // a smaller page is one box a column tile, one lane a page. Ids of the next block are read while this one is in flight,
 // and never past the row's last key. An id outside the cache is out of the tensor map's bounds: the box brings zeros.
 #pragma once
+#include "mlagen/arch/cluster.cuh"
 #include "mlagen/arch/tma.cuh"
 #include "mlagen/kv/tile_layout.cuh"
 #include "mlagen/schedule.cuh"
@@ -56,15 +57,18 @@ struct PageWalk {
     return boxes() * kBoxRows * columns * int(sizeof(typename Traits::Element));
   }
 
-  // Fetches the current block: kTiles column tiles from tile `first_tile` on. All lanes.
-  template <int kTiles, bool kMulticast>
+  // Fetches the current block: kTiles column tiles from tile `first_tile` on, into this CTA or into both of a pair that
+  // shares it. All lanes.
+  template <int kTiles>
   __device__ __forceinline__ void fetch(TensorMap const& map, mbarrier& full, unsigned char* destination, int first_tile) const {
+    constexpr bool kPair = Traits::kCtaGroup == 2;
     int const lane = lane_id();
+    uint16_t const mask = uint16_t(!kPair ? 0 : shared_by_pair() ? 3 : 1 << cluster_rank());
     if constexpr (kPage >= 8) {
       constexpr int kBoxBytes = kBoxRows / 8 * kTiles * kAtomBytes;
       int const group = kPage > kBlockN ? block % (kPage / kBlockN) * (kBlockN / 8) : 0;
       if (lane < boxes()) {
-        tma_load_5d<kMulticast>(map, full, destination + lane * kBoxBytes, first_tile, group, id[0]);
+        tma_load_5d<kPair>(map, full, destination + lane * kBoxBytes, mask, first_tile, group, id[0]);
       }
     } else {
 #pragma unroll
@@ -74,7 +78,7 @@ struct PageWalk {
         if (box < boxes()) {
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
-            tma_load_4d<kMulticast>(map, full, rows + t * kAtomBytes, first_tile + t, id[i]);
+            tma_load_4d<kPair>(map, full, rows + t * kAtomBytes, mask, first_tile + t, id[i]);
           }
         }
       }

@@ -17,7 +17,6 @@ struct Accumulator {
   typename Traits::Smem& smem;
   TensorMap const& tma_latent;
   TensorMap const& tma_rope;
-  int const rank;  // CTA of the pair
   int const half;
   int const warp;
   PageWalk<Traits> walk;          // warp 0: halves of blocks, three places ahead; warp 3 of half 0: rope, two blocks ahead
@@ -28,16 +27,18 @@ struct Accumulator {
   unsigned block_count = 0;       // blocks accumulated by this CTA
   // Parities, in one register: bit s < 3 of pair_kv_empty[s], then of pair_rope_empty, of the items with blocks, of the
   // items that the pair splits.
-  static constexpr int kRopeBit = 3, kItemBit = 4, kExchangeBit = 5;
+  // Above them the stage of a refill that waits for the peer (2SM), plus 1; 0 for none.
+  static constexpr int kRopeBit = 3, kItemBit = 4, kExchangeBit = 5, kPendingShift = 6;
   unsigned parity = 0;
-  int pending_stage = -1;         // 2SM: a refill that waits for the peer
   unsigned rope_count = 0;        // rope tiles loaded: two more than blocks accumulated, where there are as many
 
   __device__ __forceinline__ Accumulator(typename Traits::Params const& params, typename Traits::Smem& storage,
                                          TensorMap const& latent, TensorMap const& rope, int h)
-      : p(params), smem(storage), rank(kPair ? cluster_rank() : 0), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
+      : p(params), smem(storage), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
         walk{params, storage}, loads_half(warp == 0), loads_rope(h == 0 && warp == 3) {}
 
+  // Read where it is needed: it has no register to live in.
+  __device__ __forceinline__ static int rank() { return cluster_rank(); }
   __device__ __forceinline__ unsigned bit(int b) const { return (parity >> b) & 1; }
   __device__ __forceinline__ void group_sync() const {
     named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
@@ -59,29 +60,31 @@ struct Accumulator {
     // Arrive: the phase completes with these bytes.
     if (lane_id() == 0) mbarrier_arrive_expect(full, walk.bytes(kHalf));
     if constexpr (kPair) {
-      if (walk.shared_by_pair()) {
-        // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects the bytes.
-        if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
-        if (rank == half) {
-          pending_stage = s;
-          if (patient || __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s)))) finish_pending();
-        } else {
-          walk.advance();
-        }
+      bool const shared = walk.shared_by_pair();
+      // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects the bytes.
+      if (shared && lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
+      if (shared && rank() != half) {
+        walk.advance();
         return;
       }
+      parity |= unsigned(s + 1) << kPendingShift;
+      if (!shared || patient || __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s)))) finish_pending();
+    } else {
+      walk.template fetch<4>(tma_latent, full, half_of(s), half * 4);
+      walk.advance();
     }
-    walk.template fetch<4, false>(tma_latent, full, half_of(s), half * 4);
-    walk.advance();
   }
-  // Warp 0 of the loading CTA: wait until both copies of the half are free, then fetch it into both.
+  // Warp 0 of a loading CTA: fetches the half that it has promised, into both CTAs once both copies are free.
   __device__ __forceinline__ void finish_pending() {
     if constexpr (kPair) {
-      if (pending_stage < 0) return;
-      mbarrier_wait(smem.pair_kv_empty[pending_stage], bit(pending_stage));
-      parity ^= 1u << pending_stage;
-      walk.template fetch<4, true>(tma_latent, smem.kv_full[pending_stage * 2 + half], half_of(pending_stage), half * 4);
-      pending_stage = -1;
+      int const s = int(parity >> kPendingShift) - 1;
+      if (s < 0) return;
+      if (walk.shared_by_pair()) {
+        mbarrier_wait(smem.pair_kv_empty[s], bit(s));
+        parity ^= 1u << s;
+      }
+      walk.template fetch<4>(tma_latent, smem.kv_full[s * 2 + half], half_of(s), half * 4);
+      parity &= (1u << kPendingShift) - 1;
       walk.advance();
     }
   }
@@ -102,19 +105,18 @@ struct Accumulator {
   }
   __device__ __forceinline__ void fetch_rope() {
     if (lane_id() == 0) mbarrier_arrive_expect(smem.rope_full[0], walk.bytes(64));
+    bool loads = true;
     if constexpr (kPair) {
-      if (walk.shared_by_pair()) {
+      if (walk.shared_by_pair()) {  // the first CTA loads for both
         if (lane_id() == 0) mbarrier_arrive_remote(smem.pair_rope_empty[0], 0);
-        if (rank == 0) {
+        loads = rank() == 0;
+        if (loads) {
           mbarrier_wait(smem.pair_rope_empty[0], bit(kRopeBit));  // both tiles are free
           parity ^= 1u << kRopeBit;
-          walk.template fetch<1, true>(tma_rope, smem.rope_full[0], smem.rope, 0);
         }
-        walk.advance();
-        return;
       }
     }
-    walk.template fetch<1, false>(tma_rope, smem.rope_full[0], smem.rope, 0);
+    if (loads) walk.template fetch<1>(tma_rope, smem.rope_full[0], smem.rope, 0);
     walk.advance();
   }
 
@@ -185,10 +187,10 @@ struct Accumulator {
     for (int i = 0; i < Traits::kStages; ++i) refill((stage + i) % Traits::kStages, true);
     load_rope(true);  // the second tile waits until the first block is scored
     __syncwarp();
-        for (int item = 0; item < smem.work[0].count; ++item) {
+    for (int item = 0; item < smem.work[0].count; ++item) {
       WorkItem const& work = smem.work[0].item[item];
       if (work.places() == 0) {
-        Epilogue<Traits>{p, smem, rank, half, {}}.write_empty(work);
+        Epilogue<Traits>{p, smem, half}.write_empty(work);
         continue;
       }
       // Zeros rather than a first wgmma that overwrites: the old values would occupy their registers between items.
@@ -200,17 +202,16 @@ struct Accumulator {
         if (!kPair || i < work.blocks) {
           accumulate(i + 1 == work.blocks, work.length - (work.first_block + i) * kBlockN);
         }
-        if (i + 1 < work.places()) {
-          refill(stage, false);
-          advance_stage();
+        bool const last = i + 1 == work.places();
+        if (last) {
+          if (kPair && work.blocks == 0) finish_pending_warp();
+          Epilogue<Traits>{p, smem, half}.run(o, work, smem_address(half_of(stage)), int(bit(kItemBit)), bit(kExchangeBit));
         }
+        refill(stage, false);
+        if (last) load_rope(true);
+        __syncwarp();
+        advance_stage();
       }
-      if (kPair && work.blocks == 0) finish_pending_warp();
-      Epilogue<Traits>{p, smem, rank, half, {}}.run(o, work, half_of(stage), int(bit(kItemBit)), bit(kExchangeBit));
-      refill(stage, false);
-      load_rope(true);
-      __syncwarp();
-      advance_stage();
       if (work.blocks > 0) parity ^= 1u << kItemBit;
       if (kPair && work.pair_splits()) parity ^= 1u << kExchangeBit;
     }

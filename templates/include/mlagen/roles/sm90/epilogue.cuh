@@ -17,16 +17,14 @@ struct Epilogue {
   using Element = typename Traits::Element;
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
-  int rank;  // CTA of the pair
   int half;
-  FreshThread self;
 
   __device__ __forceinline__ void group_sync() const {
     named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
   }
   // Where the pair split the keys, CTA h writes half h of the columns.
   __device__ __forceinline__ bool writes(WorkItem const& work) const {
-    return Traits::kCtaGroup == 1 || !work.pair_splits() || rank == half;
+    return Traits::kCtaGroup == 1 || !work.pair_splits() || cluster_rank() == half;
   }
 
   // Statistics of this thread's rows lane / 4 and lane / 4 + 8: log-sum-exp (log2) and 1 / sum.
@@ -34,9 +32,10 @@ struct Epilogue {
     float2 row0, row1;
   };
 
-  // `staging`: the half stage whose last reader this warpgroup was; 32 KB.
-  __device__ __forceinline__ void run(float (&o)[128], WorkItem const& work, unsigned char* staging,
+  // `staging`: shared address of the half stage whose last reader this warpgroup was; 32 KB.
+  __device__ __forceinline__ void run(float (&o)[128], WorkItem const& work, unsigned staging,
                                       int slot, unsigned exchange) const {
+    FreshThread const self;
     int const row = slot * kBlockM + self.warp() * 16 + self.lane() / 4;
     RowStats stats{make_float2(negative_infinity(), 0.f), make_float2(negative_infinity(), 0.f)};
     if (Traits::kCtaGroup == 1 || work.blocks > 0) {  // otherwise the peer has all keys
@@ -56,6 +55,9 @@ struct Epilogue {
     int const slot_of_cta = int(blockIdx.x) * 2 + work.slot();
     QueryRows<Traits> const rows{p, work.row, work.tile};
     group_sync();  // the half tile is in `staging`
+    if constexpr (Traits::kCtaGroup == 2) {
+      if (work.pair_splits()) joint_lse(stats);
+    }
     if (split) {
       write_partial(staging, rows.count(), slot_of_cta);
     } else {
@@ -69,6 +71,7 @@ struct Epilogue {
 
   // An item without keys: zeros and -inf.
   __device__ __forceinline__ void write_empty(WorkItem const& work) const {
+    FreshThread const self;
     if (!writes(work)) return;
     QueryRows<Traits> const rows{p, work.row, work.tile};
     int const lane = self.lane();
@@ -82,9 +85,10 @@ struct Epilogue {
   // O as rows of 512 bytes; 16-byte chunks permuted within each 128 so that neither side meets bank conflicts.
   __device__ __forceinline__ static int staged_chunk(int row, int chunk) { return row * 512 + ((chunk ^ (row & 7)) * 16); }
 
-  __device__ __forceinline__ void stage_rows(float (&o)[128], RowStats const& stats, unsigned char* staging) const {
+  __device__ __forceinline__ void stage_rows(float (&o)[128], RowStats const& stats, unsigned staging) const {
+    FreshThread const self;
     int const lane = self.lane(), row = self.warp() * 16 + lane % 16;
-    unsigned const address = smem_address(staging) + staged_chunk(row, lane / 16);  // the loop flips its chunk bits
+    unsigned const address = staging + staged_chunk(row, lane / 16);  // the loop flips its chunk bits
     float const f0 = stats.row0.y, f1 = stats.row1.y;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
@@ -95,25 +99,28 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void write_output(unsigned char const* staging, QueryRows<Traits> const& rows) const {
+  __device__ __forceinline__ void write_output(unsigned staging, QueryRows<Traits> const& rows) const {
+    FreshThread const self;
     int const lane = self.lane(), count = rows.count();
 #pragma unroll 4
     for (int row = self.warp(); row < count; row += 4) {
       *reinterpret_cast<uint4*>(rows.out(row) + half * kHalf + lane * 8) =
-          *reinterpret_cast<uint4 const*>(staging + staged_chunk(row, lane));
+          load_shared_16(staging + staged_chunk(row, lane));
     }
   }
-  __device__ __forceinline__ void write_partial(unsigned char const* staging, int count, int slot) const {
+  __device__ __forceinline__ void write_partial(unsigned staging, int count, int slot) const {
+    FreshThread const self;
     int const lane = self.lane();
     auto* const partial = static_cast<Element*>(p.partial_out) + (long long)slot * (kBlockM * kLatent) + half * kHalf;
 #pragma unroll 4
     for (int row = self.warp(); row < count; row += 4) {
       __stcg(reinterpret_cast<uint4*>(partial + row * kLatent + lane * 8),
-             *reinterpret_cast<uint4 const*>(staging + staged_chunk(row, lane)));
+             load_shared_16(staging + staged_chunk(row, lane)));
     }
   }
   __device__ __forceinline__ void write_lse(RowStats const& stats, QueryRows<Traits> const& rows, bool split,
                                             int slot) const {
+    FreshThread const self;
     int const lane = self.lane(), row = self.warp() * 16 + lane / 4;
     if (lane % 4 != 0) return;
     if (split) {
@@ -137,8 +144,9 @@ struct Epilogue {
   }
 
   // Sends this half of O, normalised, in the element type and in fragment order, and its log-sum-exps to the peer.
-  __device__ __forceinline__ void send(float (&o)[128], RowStats const& stats, unsigned char* staging, unsigned parity) const {
-    int const peer = rank ^ 1, thread = self.thread, lane = self.lane();
+  __device__ __forceinline__ void send(float (&o)[128], RowStats const& stats, unsigned staging, unsigned parity) const {
+    FreshThread const self;
+    int const peer = cluster_rank() ^ 1, thread = self.thread, lane = self.lane();
     unsigned const full = peer_address(&smem.exchange_full[0], peer);
     unsigned const to = peer_address(staging, peer) + thread * 16;
     // Wait: the peer's half stage is free and its barrier expects our bytes.
@@ -160,33 +168,52 @@ struct Epilogue {
   }
 
   // Adds the peer's half; afterwards `o` times stats.y is the pair's normalised result and stats.x its log-sum-exp.
-  __device__ __forceinline__ void receive(float (&o)[128], RowStats& stats, unsigned char* staging, unsigned parity) const {
+  __device__ __forceinline__ void receive(float (&o)[128], RowStats& stats, unsigned staging, unsigned parity) const {
+    FreshThread const self;
     fence_async_shared();
     group_sync();  // nobody reads `staging` or peer_lse any more
     if (self.thread == 0) {
       mbarrier_arrive_expect(smem.exchange_full[0], kExchangeBytes);
-      mbarrier_arrive_remote(smem.exchange_empty[0], rank ^ 1);
+      mbarrier_arrive_remote(smem.exchange_empty[0], cluster_rank() ^ 1);
     }
     mbarrier_wait(smem.exchange_full[0], parity);  // the peer's half and its statistics have landed
     int const row = self.warp() * 16 + self.lane() / 4;
     float own0, own1;
     float const peer0 = join(stats.row0, smem.peer_lse[row], own0), peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
-    unsigned const from = smem_address(staging) + self.thread * 16;
+    if (self.lane() % 4 == 0) {  // out of the registers until write_lse
+      smem.peer_lse[row] = stats.row0.x;
+      smem.peer_lse[row + 8] = stats.row1.x;
+    }
+    __syncwarp();
+    unsigned from = staging + FreshThread().thread * 16;
+    // Two passes: four factors at once are more than the registers hold.
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      uint4 const v = load_shared_16(from + j * (kWarpGroup * 16));
-      float2 const a = unpack<Element>(v.x), b = unpack<Element>(v.y), c = unpack<Element>(v.z), d = unpack<Element>(v.w);
-      float* const x = o + 8 * j;
-      x[0] = x[0] * own0 + a.x * peer0;
-      x[1] = x[1] * own0 + a.y * peer0;
-      x[2] = x[2] * own1 + b.x * peer1;
-      x[3] = x[3] * own1 + b.y * peer1;
-      x[4] = x[4] * own0 + c.x * peer0;
-      x[5] = x[5] * own0 + c.y * peer0;
-      x[6] = x[6] * own1 + d.x * peer1;
-      x[7] = x[7] * own1 + d.y * peer1;
+    for (int j = 0; j < 32; ++j) {
+      o[4 * j] *= own0;
+      o[4 * j + 1] *= own0;
+      o[4 * j + 2] *= own1;
+      o[4 * j + 3] *= own1;
+    }
+    pin(o);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      uint2 const v = load_shared_8(from + j / 2 * (kWarpGroup * 16) + j % 2 * 8);
+      float2 const a = unpack<Element>(v.x), b = unpack<Element>(v.y);
+      o[4 * j] += a.x * peer0;
+      o[4 * j + 1] += a.y * peer0;
+      o[4 * j + 2] += b.x * peer1;
+      o[4 * j + 3] += b.y * peer1;
+      // Changes nothing, addresses being above 255; but ptxas would have more loads in flight than there are registers.
+      if (j % 4 == 3) from = max(from, v.x & 0xffu);
     }
     group_sync();  // everybody has read its part of `staging`
+  }
+  // What receive() put away.
+  __device__ __forceinline__ void joint_lse(RowStats& stats) const {
+    FreshThread const self;
+    int const row = self.warp() * 16 + self.lane() / 4;
+    stats.row0.x = smem.peer_lse[row];
+    stats.row1.x = smem.peer_lse[row + 8];
   }
   // The factors of both parts of a row: returns the peer's, sets ours (1 / sum included), leaves the joint log-sum-exp and 1.
   __device__ __forceinline__ static float join(float2& stats, float peer_lse, float& own) {

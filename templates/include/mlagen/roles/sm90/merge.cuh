@@ -25,7 +25,7 @@ struct Merge {
     if (smem.duty[which].pieces == 0) return;
     MergeDuty const duty = smem.duty[which];
     if (Traits::kCtaGroup == 2 && duty.pair_splits && place.rank != half) return;
-    Epilogue<Traits> const epilogue{p, smem, place.rank, half, {}};
+    Epilogue<Traits> const epilogue{p, smem, half};
     find_slots(duty);
     if (thread_in_group() == 0) {
       unsigned const* const counter = p.counters + place.cta_of(p, duty.first_team) * 2 + half;
@@ -51,7 +51,7 @@ struct Merge {
     for (int i = thread_in_group(); i < duty.pieces; i += kWarpGroup) {
       RowCut<Traits> const cut{schedule, duty.base, duty.cost, 0, 1, max_of(duty.cuts, 1)};
       bool const scattered = duty.cuts > 0 && cut.scattered();
-      int const team = scattered ? cut.middle(i) / schedule.span : duty.first_team + i;
+      int const team = scattered ? int(unsigned(cut.middle(i)) / unsigned(schedule.span)) : duty.first_team + i;
       slots()[i] = place.cta_of(p, team) * 2 + (i == 0 ? 1 : 0);
     }
   }
