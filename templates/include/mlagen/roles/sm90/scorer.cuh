@@ -102,14 +102,13 @@ struct Scorer {
     parity ^= 1u << kBlockBit;
   }
 
-  // Issues S = Q K^T of the next block of the ring. With kPending, hands over P of the block before on the way.
-  template <bool kPending>
-  __device__ __forceinline__ void issue_scores() {
+  // Issues S = Q K^T of the next block of the ring. If P of the block before is pending, hands it over on the way.
+  __device__ __forceinline__ void issue_scores(bool pending) {
     unsigned const stage_parity = bit(stage);
     mbarrier& full0 = smem.kv_full[stage * 2];
     mbarrier& full1 = smem.kv_full[stage * 2 + 1];
     // The block bit still counts the block before the one scored here if its P is pending.
-    unsigned const rope_parity = bit(kBlockBit) ^ (kPending ? 1 : 0);
+    unsigned const rope_parity = bit(kBlockBit) ^ unsigned(pending);
     unsigned long long const keys = key_descriptor(smem_address(smem.kv) + stage * kStageBytes);
     unsigned long long const tail = tile_descriptor(smem_address(smem.q_tail));
     unsigned long long const rope = tile_descriptor(smem_address(smem.rope));
@@ -131,16 +130,14 @@ struct Scorer {
         unsigned long long const b =
             t < 8 ? keys + desc_offset(key_tile_offset(t) + k * kStep) : rope + desc_offset(k * kStep);
         if (t < 7) {
-          wgmma_rs<typename Atoms::ScoreRs>(q[t < 7 ? t * 4 + k : 0], b, s, kPending && t + k == 0 ? ScaleOut::Zero : ScaleOut::One);
+          wgmma_rs<typename Atoms::ScoreRs>(q[t < 7 ? t * 4 + k : 0], b, s, t + k == 0 ? ScaleOut::Zero : ScaleOut::One);
         } else {
           wgmma_ss<typename Atoms::ScoreSs>(tail + desc_offset((t - 7) * kTileBytes + k * kStep), b, s, ScaleOut::One);
         }
       }
       if (t == 8) wgmma_commit();
-      if constexpr (kPending) {
-        if (t == kStoreAfterTile) store_probs<false>();
-        if (t == kReleaseAfterTile) release_probs();
-      }
+      if (t == kStoreAfterTile && pending) store_probs<false>();
+      if (t == kReleaseAfterTile && pending) release_probs();
     }
     parity ^= 1u << stage;
     advance_stage(1);
@@ -258,28 +255,27 @@ struct Scorer {
     return sum == 0.f ? make_float2(negative_infinity(), 0.f) : make_float2(maximum + log2_approx(sum), reciprocal(sum));
   }
 
-  // One item. `left` counts its blocks down: nothing else of the item stays in registers.
-  __device__ __forceinline__ void run_item(int item) {
+  // All of an item but the softmax of its last block: that comes while the next item's Q is on its way. `left` counts the
+  // blocks down; nothing else of the item stays in registers.
+  __device__ __forceinline__ void score_item(int item) {
     WorkItem const& work = smem.work[0].item[item];
     int left = __shfl_sync(kFullWarp, work.blocks, 0);
+    bool pending = false;
+    ready = false;
     reset_rows();
     query_landed();
-    ready = false;
-    issue_scores<false>();
-    finish_scores();
 #pragma unroll 1
-    for (; left > 1; --left) {
-      if (left <= work.masked) mask(item, left);
-      softmax();
-      ready = all_packed() && mbarrier_test(smem.kv_full[stage * 2], bit(stage));
-      issue_scores<true>();
+    while (true) {
+      issue_scores(pending);
       finish_scores();
+      if (left <= work.masked) mask(item, left);
+      if (--left == 0) break;
+      softmax();
+      pending = true;
+      ready = all_packed() && mbarrier_test(smem.kv_full[stage * 2], bit(stage));
     }
-    if (left <= work.masked) mask(item, left);
-    // All warps have finished reading Q: the next item's is on its way while the last block goes through the softmax.
-    named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
-    int const following = next_item(item);
-    if (following < smem.work[0].count) load_query(following);
+  }
+  __device__ __forceinline__ void finish_item() {
     softmax();
     store_probs<true>();
     release_probs();
@@ -287,16 +283,24 @@ struct Scorer {
   }
 
   __device__ __forceinline__ void run_list() {
-    int item = next_item(-1);
-    if (item < smem.work[0].count) load_query(item);
-    int before = -1;
-    while (item < smem.work[0].count) {
+    int before = -1, item = next_item(-1);
+    bool unfinished = false;
+#pragma unroll 1
+    while (true) {
+      bool const more = item < smem.work[0].count;
+      if (more) {
+        // All warps have finished reading Q of the item before.
+        named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
+        load_query(item);
+      }
+      if (unfinished) finish_item();
       if constexpr (Traits::kCtaGroup == 2) skip_places(before, item);
-      run_item(item);
+      if (!more) break;
+      score_item(item);
+      unfinished = true;
       if constexpr (Traits::kCtaGroup == 2) before = item;
       item = next_item(item);
     }
-    if constexpr (Traits::kCtaGroup == 2) skip_places(before, item);
   }
 
   // Places of the ring that belong to the peer alone, of the item before and of items without blocks for this CTA.
