@@ -57,8 +57,8 @@ class CounterPool:
             DeviceError: the stream cannot be used, or no memory is left.
         """
         capture = capture_id(driver, stream)
-        # Outside a capture a handle may name another stream later, an id may not. Inside one the driver does not
-        # tell ids, and handles last as long as the capture.
+        # Outside a capture a handle may name another stream later, an id may not. Inside one the driver does
+        # not tell ids, and handles last as long as the capture.
         key = (capture, stream if capture else int(call(driver.cuStreamGetId(stream), "cuStreamGetId")))
         known = self._slots.get(key)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Family sm90_wgmma (Hopper): one scorer warpgroup, two accumulator warpgroups that also load, three KV stages."""
+"""Family sm90_wgmma (Hopper): a scorer warpgroup, two accumulator warpgroups that also load, three KV stages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_plan(spec: KernelSpec) -> Plan:
     """The plan of one spec of this family.
 
     Raises:
-        SpecError: the family does not build this spec; the message names the field, its limits and what would work.
+        SpecError: the family does not build this spec; the message names field, limits and what would work.
         BudgetError: the plan does not fit an SM.
     """
     check_supported(spec)
@@ -63,7 +63,9 @@ def make_plan(spec: KernelSpec) -> Plan:
     params, params_bytes = lay_out_params(_params())
     threads = sum(role.threads for role in roles)
     readback = (
-        ParamField("out", "int*", "P", "rows of 6: row, tile, first key, last key, CTA, 1 direct or 2 partial"),
+        ParamField(
+            "out", "int*", "P", "rows of 6: row, tile, first key, last key, CTA, 1 direct or 2 partial"
+        ),
         ParamField("count", "int*", "P", "rows appended so far"),
         ParamField("capacity", "int", "i", "rows that fit"),
     )
@@ -146,17 +148,31 @@ def _mbarriers(pair: bool) -> tuple[Mbarrier, ...]:
     if pair:
         exchange = half + BLOCK_M * 4
         rows += [
-            Mbarrier("pair_kv_empty", STAGES, 2, 0, "accumulator", "accumulator", "both copies of a half are free"),
+            Mbarrier(
+                "pair_kv_empty", STAGES, 2, 0, "accumulator", "accumulator", "both copies of a half are free"
+            ),
             Mbarrier("pair_rope_empty", 1, 2, 0, "accumulator", "accumulator", "both rope tiles are free"),
-            Mbarrier("exchange_empty", 1, 1, 0, "accumulator", "accumulator", "the peer's half stage is free"),
-            Mbarrier("exchange_full", 1, 1, exchange, "accumulator", "accumulator", "the peer's half of O has landed"),
+            Mbarrier(
+                "exchange_empty", 1, 1, 0, "accumulator", "accumulator", "the peer's half stage is free"
+            ),
+            Mbarrier(
+                "exchange_full",
+                1,
+                1,
+                exchange,
+                "accumulator",
+                "accumulator",
+                "the peer's half of O has landed",
+            ),
         ]
     return tuple(rows)
 
 
 def _named_barriers() -> tuple[NamedBarrier, ...]:
     return (
-        NamedBarrier("half_read", 1, 128, "first accumulator: its half of a stage, or of staging, is read or written"),
+        NamedBarrier(
+            "half_read", 1, 128, "first accumulator: its half of a stage, or of staging, is read or written"
+        ),
         NamedBarrier("half_read_second", 2, 128, "the same of the second accumulator"),
         NamedBarrier("query_ready", 3, 128, "scorer: Q tiles in shared memory may be read, or overwritten"),
         NamedBarrier("list_read", 4, 384, "all: the work list is used up, or filled"),
@@ -168,29 +184,41 @@ def _regions(pair: bool) -> tuple[SmemRegion, ...]:
     tile = BLOCK_N * ROPE * ELEMENT_BYTES
     work = WORK_CAPACITY * WORK_ITEM_BYTES + WORK_LIST_HEAD_BYTES
     rows = [
-        SmemRegion("kv", "unsigned char", STAGES * stage, 1, 1024, f"{STAGES} stages of latent columns; staging of O"),
-        SmemRegion("rope", "unsigned char", tile, 1, 1024, "rope columns of one block, until Q K^T has read them"),
+        SmemRegion(
+            "kv", "unsigned char", STAGES * stage, 1, 1024, f"{STAGES} stages of latent columns; staging of O"
+        ),
+        SmemRegion(
+            "rope", "unsigned char", tile, 1, 1024, "rope columns of one block, until Q K^T has read them"
+        ),
         SmemRegion("q_tail", "unsigned char", 2 * tile, 1, 1024, "Q columns 448..575, one item"),
         SmemRegion("probs", "unsigned char", tile, 1, 1024, "P of one block"),
         SmemRegion("stats", "float2", 2 * BLOCK_M, 8, 16, "log-sum-exp and 1 / sum by item parity"),
         SmemRegion("rescale", "float", 2 * BLOCK_M, 4, 16, "factors for O by block parity"),
         SmemRegion("rescale_flag", "unsigned", 8, 4, 16, "does a warp's 16 rows need them"),
         SmemRegion("work", "mlagen::WorkList", 1, work, 4, "the team's next rows"),
-        SmemRegion("duty", "mlagen::MergeDuty", 2, DUTY_BYTES, 4, "rows shared with other teams, until merged"),
+        SmemRegion(
+            "duty", "mlagen::MergeDuty", 2, DUTY_BYTES, 4, "rows shared with other teams, until merged"
+        ),
         SmemRegion("walk", "mlagen::WalkState", 1, WALK_BYTES, 4, "where the walk over the rows rests"),
         SmemRegion("arrival", "unsigned", 4, 4, 16, "counter values at our arrival, by duty and half"),
     ]
     if pair:
-        rows.append(SmemRegion("peer_lse", "float", BLOCK_M, 4, 16, "log-sum-exps of the peer's part, one item"))
+        rows.append(
+            SmemRegion("peer_lse", "float", BLOCK_M, 4, 16, "log-sum-exps of the peer's part, one item")
+        )
     return tuple(rows)
 
 
 def _params() -> tuple[ParamField, ...]:
     def stride(tensor: str, axis: str) -> ParamField:
-        return ParamField(f"{tensor}_stride_{axis[0]}", "long long", "q", f"elements between {axis} of {tensor}")
+        return ParamField(
+            f"{tensor}_stride_{axis[0]}", "long long", "q", f"elements between {axis} of {tensor}"
+        )
 
     strides = tuple(
-        stride(tensor, axis) for tensor in ("q_nope", "q_pe", "out", "lse") for axis in ("batch rows", "s_q", "heads")
+        stride(tensor, axis)
+        for tensor in ("q_nope", "q_pe", "out", "lse")
+        for axis in ("batch rows", "s_q", "heads")
     )
     return (
         ParamField("block_table", "int const*", "P", "[b, width] page ids"),
@@ -232,6 +260,8 @@ def _tensor_maps(page: int) -> tuple[TensorMapSpec, ...]:
         return (columns, rows, tile, groups, pages)
 
     return (
-        TensorMapSpec("tma_latent", "latent", dims(8, 4), 128, "256 latent columns of up to 64 keys of a page"),
+        TensorMapSpec(
+            "tma_latent", "latent", dims(8, 4), 128, "256 latent columns of up to 64 keys of a page"
+        ),
         TensorMapSpec("tma_rope", "rope", dims(1, 1), 128, "rope columns of up to 64 keys of a page"),
     )

@@ -1,18 +1,18 @@
 // Words that every mlagen kernel uses: tile sizes of MLA, warp ranges, register hand-over.
 #pragma once
-#include <cute/arch/util.hpp>
 #include <cutlass/bfloat16.h>
 #include <cutlass/half.h>
+#include <cute/arch/util.hpp>
 
 // NVRTC has no offsetof; this is the operator that its front end implements it with.
 #define MLAGEN_OFFSETOF(type, member) __INTADDR__(&((static_cast<type*>(nullptr))->member))
 
 namespace mlagen {
 
-constexpr int kBlockM = 64;    // rows of S: (query token, head) pairs of one tile
-constexpr int kBlockN = 64;    // kv tokens of one block
-constexpr int kLatent = 512;   // latent columns: both K and V
-constexpr int kHalf = 256;     // columns of O that one accumulator warpgroup owns
+constexpr int kBlockM = 64;   // rows of S: (query token, head) pairs of one tile
+constexpr int kBlockN = 64;   // kv tokens of one block
+constexpr int kLatent = 512;  // latent columns: both K and V
+constexpr int kHalf = 256;    // columns of O that one accumulator warpgroup owns
 constexpr int kWarpGroup = 128;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
@@ -21,7 +21,9 @@ struct Warps {
   static constexpr int kFirstWarp = kFirst;
   static constexpr int kWarps = kCount;
   static constexpr int kRegs = kRegisters;
-  __device__ static constexpr bool contains(int warp) { return warp >= kFirst && warp < kFirst + kCount; }
+  __device__ static constexpr bool contains(int warp) {
+    return warp >= kFirst && warp < kFirst + kCount;
+  }
 };
 
 // PTX ISA: setmaxnreg. Executed by all warps of a warpgroup, once.
@@ -34,9 +36,12 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Numbers of threads go through unsigned arithmetic: a shift or a mask where signed division would need four instructions.
+// Numbers of threads go through unsigned arithmetic: a shift or a mask where signed division would
+// need four instructions.
 __device__ __forceinline__ int thread_in_group() { return int(threadIdx.x % kWarpGroup); }
-__device__ __forceinline__ int warp_in_group() { return __shfl_sync(kFullWarp, int(threadIdx.x % kWarpGroup / 32), 0); }
+__device__ __forceinline__ int warp_in_group() {
+  return __shfl_sync(kFullWarp, int(threadIdx.x % kWarpGroup / 32), 0);
+}
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 
 // One lane of a whole warp, which needs no register to know itself. PTX ISA: elect.sync.
@@ -52,8 +57,8 @@ __device__ __forceinline__ bool elect_lane() {
   return elected != 0;
 }
 
-// The thread within its warpgroup, read again at this place: what a rare path derives from it is not kept in registers
-// through the main loop.
+// The thread within its warpgroup, read again at this place: what a rare path derives from it is
+// not kept in registers through the main loop.
 struct FreshThread {
   int thread;
   __device__ __forceinline__ FreshThread() {
@@ -66,9 +71,13 @@ struct FreshThread {
 };
 
 // For numbers that are not negative.
-__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return int(unsigned(a + b - 1) / unsigned(b)); }
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) {
+  return int(unsigned(a + b - 1) / unsigned(b));
+}
 __device__ __forceinline__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
-__device__ __forceinline__ constexpr int clamp_to(int x, int low, int high) { return min_of(max_of(x, low), high); }
+__device__ __forceinline__ constexpr int clamp_to(int x, int low, int high) {
+  return min_of(max_of(x, low), high);
+}
 
 }  // namespace mlagen

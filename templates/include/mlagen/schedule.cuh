@@ -1,11 +1,15 @@
-// The schedule: how the work of one launch is cut among teams, derived on the device from the lengths alone.
+// The schedule: how the work of one launch is cut among teams, derived on the device from the
+// lengths alone.
 //
-// A *team* is units_per_team neighbouring units (CTAs, or clusters of two) that walk the same keys of neighbouring row
-// tiles at the same time. All work lies on one line: group after group of row tiles, in it row after row, in it the cost of
-// starting a piece and then the row's blocks of 64 keys. Team t owns [t W, (t + 1) W) of the line.
-//  - balanced (no split counts given): the ends of the ranges are the cuts. A row that would meet one team more than
+// A *team* is units_per_team neighbouring units (CTAs, or clusters of two) that walk the same keys
+// of neighbouring row tiles at the same time. All work lies on one line: group after group of row
+// tiles, in it row after row, in it the cost of starting a piece and then the row's blocks of 64
+// keys. Team t owns [t W, (t + 1) W) of the line.
+//  - balanced (no split counts given): the ends of the ranges are the cuts. A row that would meet
+//  one team more than
 //    max_split gives its smaller end away to its other teams.
-//  - given counts: row i is cut into min(k, blocks) equal pieces; a piece goes to the team that owns its middle, and
+//  - given counts: row i is cut into min(k, blocks) equal pieces; a piece goes to the team that
+//  owns its middle, and
 //    neighbouring pieces of a row on one team become one.
 // A team meets at most two rows that it shares with others: the first and the last of its list.
 #pragma once
@@ -15,25 +19,30 @@
 namespace mlagen {
 
 constexpr int kWorkCapacity = 32;  // rows that one warp looks at at once
-constexpr int kBlockUnits = 2;     // units of the line per block; 1 where a pair of CTAs splits the keys of one tile
+constexpr int kBlockUnits =
+    2;  // units of the line per block; 1 where a pair of CTAs splits the keys of one tile
 
 // What one CTA does of one row.
 struct WorkItem {
-  int row;     // batch index
-  int length;  // keys of the row, clamped
-  int tile;    // 64-row tile
+  int row;                  // batch index
+  int length;               // keys of the row, clamped
+  int tile;                 // 64-row tile
   int first_block, blocks;  // blocks of 64 keys for this CTA
-  int masked;  // blocks at the end that some row of the tile sees only in part
+  int masked;               // blocks at the end that some row of the tile sees only in part
   int flags;
-  // Other teams hold pieces too; ours is the first; the pair's CTAs share the tile and split its keys; the peer has one more.
+  // Other teams hold pieces too; ours is the first; the pair's CTAs share the tile and split its
+  // keys; the peer has one more.
   static constexpr int kSplit = 1, kFirstPiece = 2, kPairSplits = 4, kPeerHasMore = 8;
 
-  // Places that the item takes in the kv ring: the larger block count of a pair that splits the keys.
+  // Places that the item takes in the kv ring: the larger block count of a pair that splits the
+  // keys.
   __device__ __forceinline__ int places() const { return blocks + (flags & kPeerHasMore ? 1 : 0); }
 
   __device__ __forceinline__ bool split() const { return flags & kSplit; }
   __device__ __forceinline__ bool pair_splits() const { return flags & kPairSplits; }
-  __device__ __forceinline__ int slot() const { return flags & kFirstPiece ? 1 : 0; }  // of partials and duties
+  __device__ __forceinline__ int slot() const {
+    return flags & kFirstPiece ? 1 : 0;
+  }  // of partials and duties
 };
 
 struct WorkList {
@@ -45,9 +54,9 @@ struct WorkList {
 // What merging one row that several teams share needs to know.
 struct MergeDuty {
   int row, tile, pair_splits;
-  int pieces;      // teams that hold a piece; 0: no duty
-  int index;       // ours among them
-  int first_team;  // holder of piece 0
+  int pieces;            // teams that hold a piece; 0: no duty
+  int index;             // ours among them
+  int first_team;        // holder of piece 0
   int base, cost, cuts;  // place on the line; pieces asked for, 0 in balanced mode
 };
 
@@ -68,7 +77,9 @@ struct Schedule {
   __device__ __forceinline__ Schedule(typename Traits::Params const& p, WalkState const& state)
       : params(p), span(state.span), line_even(state.line_even), line_single(state.line_single) {}
 
-  __device__ __forceinline__ bool balanced() const { return params.num_splits == nullptr && params.uniform_splits == 0; }
+  __device__ __forceinline__ bool balanced() const {
+    return params.num_splits == nullptr && params.uniform_splits == 0;
+  }
 
   __device__ __forceinline__ int length(int row) const {
     return clamp_to(params.cache_seqlens[row], 0, params.max_len);
@@ -81,15 +92,20 @@ struct Schedule {
   }
   // A group made of nothing but the odd last tile is worked on by pairs that split its keys.
   __device__ __forceinline__ int block_units(int group) const {
-    bool const single = Traits::kCtaGroup == 2 && params.units_per_team == 1 && group == params.groups - 1 &&
-                        params.tiles % 2 == 1;
+    bool const single = Traits::kCtaGroup == 2 && params.units_per_team == 1 &&
+                        group == params.groups - 1 && params.tiles % 2 == 1;
     return single ? 1 : kBlockUnits;
   }
-  __device__ __forceinline__ static int start_units(int cuts) { return Traits::kPieceCost * kBlockUnits * cuts; }
-  __device__ __forceinline__ int line(int group) const { return block_units(group) == 1 ? line_single : line_even; }
+  __device__ __forceinline__ static int start_units(int cuts) {
+    return Traits::kPieceCost * kBlockUnits * cuts;
+  }
+  __device__ __forceinline__ int line(int group) const {
+    return block_units(group) == 1 ? line_single : line_even;
+  }
   __device__ __forceinline__ int group_base(int group) const { return group * line_even; }
 
-  // Sums over all rows, by one warp. Lane i ends with the sums of the rows before its chunk of ceil(b / 32) rows.
+  // Sums over all rows, by one warp. Lane i ends with the sums of the rows before its chunk of
+  // ceil(b / 32) rows.
   __device__ __forceinline__ void measure(int& blocks_before, int& starts_before) {
     int const lane = lane_id(), chunk = ceil_div(params.batch, 32);
     int blocks = 0, starts = 0, longest = 0;
@@ -103,26 +119,29 @@ struct Schedule {
     int blocks_to = blocks, starts_to = starts;
 #pragma unroll
     for (int s = 1; s < 32; s *= 2) {
-      int const b = __shfl_up_sync(kFullWarp, blocks_to, s), c = __shfl_up_sync(kFullWarp, starts_to, s);
+      int const b = __shfl_up_sync(kFullWarp, blocks_to, s),
+                c = __shfl_up_sync(kFullWarp, starts_to, s);
       if (lane >= s) blocks_to += b, starts_to += c;
       longest = max_of(longest, __shfl_xor_sync(kFullWarp, longest, s));
     }
     blocks_before = blocks_to - blocks;
     starts_before = starts_to - starts;
-    int const all_blocks = __shfl_sync(kFullWarp, blocks_to, 31), all_starts = __shfl_sync(kFullWarp, starts_to, 31);
+    int const all_blocks = __shfl_sync(kFullWarp, blocks_to, 31),
+              all_starts = __shfl_sync(kFullWarp, starts_to, 31);
     line_even = all_blocks * kBlockUnits + all_starts;
     line_single = all_blocks + all_starts;
     int const total = group_base(params.groups - 1) + line(params.groups - 1);
     span = max_of(ceil_div(total, params.teams), 1);
     if (balanced()) {
       int const units = params.groups == 1 ? block_units(0) : kBlockUnits;
-      span = max_of(max_of(span, ceil_div(longest * units + start_units(1), Traits::kMaxSplit)), units);
+      span = max_of(max_of(span, ceil_div(longest * units + start_units(1), Traits::kMaxSplit)),
+                    units);
     }
   }
 };
 
-// floor(x a / b) without leaving 32 bits, for a and b up to 2^9 or so (a / b up to 1, or a bit more).
-// Unsigned, and none of them negative: half the instructions of signed division.
+// floor(x a / b) without leaving 32 bits, for a and b up to 2^9 or so (a / b up to 1, or a bit
+// more). Unsigned, and none of them negative: half the instructions of signed division.
 __device__ __forceinline__ int fraction(unsigned x, unsigned a, unsigned b) {
   unsigned const whole = x / b;
   return int(whole * a + (x - whole * b) * a / b);
@@ -137,7 +156,9 @@ struct RowCut {
   int cuts;           // pieces asked for (given counts only)
 
   // Middle of piece p on the line.
-  __device__ __forceinline__ int middle(int p) const { return base + fraction(cost, 2 * p + 1, 2 * cuts); }
+  __device__ __forceinline__ int middle(int p) const {
+    return base + fraction(cost, 2 * p + 1, 2 * cuts);
+  }
   // The first piece whose middle is at or behind `position`: a guess in fp32, then made exact.
   __device__ __forceinline__ int piece_at(int position) const {
     int p = clamp_to(int(__fdividef(float(position - base) * float(cuts), float(cost))), 0, cuts);
@@ -150,7 +171,9 @@ struct RowCut {
     return behind <= 0 ? 0 : min_of(units == 2 ? behind / 2 : behind, blocks);
   }
   // Pieces of given counts may skip teams when each is at least as long as a range.
-  __device__ __forceinline__ bool scattered() const { return cost >= (long long)cuts * schedule.span; }
+  __device__ __forceinline__ bool scattered() const {
+    return cost >= (long long)cuts * schedule.span;
+  }
 
   struct Share {
     bool any;
@@ -174,14 +197,19 @@ struct RowCut {
   __device__ __forceinline__ Share balanced(int team) const {
     Share s;
     int const span = schedule.span;
-    int first = int(unsigned(base) / unsigned(span)), last = int(unsigned(base + cost - 1) / unsigned(span));
+    int first = int(unsigned(base) / unsigned(span)),
+        last = int(unsigned(base + cost - 1) / unsigned(span));
     int const head = (first + 1) * span - base, tail = base + cost - last * span;
-    // A row meets at most max_split + 1 ranges, since span >= cost / max_split: drop the smaller end of one too many.
-    bool const over = last - first + 1 > Traits::kMaxSplit, drop_head = over && head <= tail, drop_tail = over && !drop_head;
+    // A row meets at most max_split + 1 ranges, since span >= cost / max_split: drop the smaller
+    // end of one too many.
+    bool const over = last - first + 1 > Traits::kMaxSplit, drop_head = over && head <= tail,
+               drop_tail = over && !drop_head;
     first += drop_head;
     last -= drop_tail;
-    // Where team t begins. What was dropped is spread over the teams that are left, all but the one at the other end.
-    int const spread_from = drop_tail ? base + head : base, spread = drop_tail ? cost - head : cost - tail;
+    // Where team t begins. What was dropped is spread over the teams that are left, all but the one
+    // at the other end.
+    int const spread_from = drop_tail ? base + head : base,
+              spread = drop_tail ? cost - head : cost - tail;
     auto cut = [&](int t) {
       if (!over) return t * span;
       return spread_from + fraction(spread, t - first - drop_tail, max_of(last - first, 1));
@@ -221,11 +249,13 @@ struct Place {
 
 // This CTA's part of the blocks [first, end) of a row.
 template <class Traits>
-__device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p, Place<Traits> const& place, int row, int length,
+__device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p,
+                                            Place<Traits> const& place, int row, int length,
                                             int group, int first, int end) {
   int const unit = group * p.units_per_team + place.unit, all = end - first;
   WorkItem item{row, length, unit * Traits::kCtaGroup + place.rank, first, all, 0, 0};
-  if (Traits::kCtaGroup == 2 && unit * 2 + 1 == p.tiles) {  // one tile is left for the pair: each takes half of the keys
+  if (Traits::kCtaGroup == 2 &&
+      unit * 2 + 1 == p.tiles) {  // one tile is left for the pair: each takes half of the keys
     int const upper = ceil_div(all, 2);
     item.flags = WorkItem::kPairSplits;
     item.tile = unit * 2;
@@ -237,7 +267,8 @@ __device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p, Pl
       if (all - upper < upper) item.flags |= WorkItem::kPeerHasMore;
     }
   }
-  int const sees = visible_keys<Traits>(p, length, QueryRows<Traits>::token(item.tile, 0));  // the tile's first row: fewest
+  int const sees = visible_keys<Traits>(
+      p, length, QueryRows<Traits>::token(item.tile, 0));  // the tile's first row: fewest
   item.masked = item.first_block + item.blocks - sees / kBlockN;
   return item;
 }
@@ -252,15 +283,23 @@ struct TeamWalk {
   int position;    // its place on the line
 
   // A walk that begin() or a state puts somewhere.
-  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params, Place<Traits> const& where, WalkState const& state)
-      : schedule(params, state), place(where), team(where.team), group(state.group), row(state.row), position(state.position) {}
+  __device__ __forceinline__ TeamWalk(typename Traits::Params const& params,
+                                      Place<Traits> const& where, WalkState const& state)
+      : schedule(params, state),
+        place(where),
+        team(where.team),
+        group(state.group),
+        row(state.row),
+        position(state.position) {}
   // To the beginning of the team's range.
   __device__ __forceinline__ void begin() {
     int blocks_before, starts_before;
     schedule.measure(blocks_before, starts_before);
-    int const range = team * schedule.span, last_group = schedule.params.groups - 1, batch = schedule.params.batch;
+    int const range = team * schedule.span, last_group = schedule.params.groups - 1,
+              batch = schedule.params.batch;
     group = min_of(int(unsigned(range) / unsigned(max_of(schedule.line_even, 1))), last_group);
-    int const before = schedule.group_base(group) + blocks_before * schedule.block_units(group) + starts_before;
+    int const before =
+        schedule.group_base(group) + blocks_before * schedule.block_units(group) + starts_before;
     // Chunks of rows that begin at or before our range; the last of them holds its beginning.
     unsigned const reached = __ballot_sync(kFullWarp, before <= range);
     int const chunk = 31 - __clz(int(reached | 1u));
@@ -275,8 +314,8 @@ struct TeamWalk {
     return group >= schedule.params.groups || position >= (team + 1) * schedule.span;
   }
 
-  // Looks at the next rows of the group, one a lane. Calls emit(slot, item, share, cut) for each row with a share,
-  // slots counted from `count`; returns the new count.
+  // Looks at the next rows of the group, one a lane. Calls emit(slot, item, share, cut) for each
+  // row with a share, slots counted from `count`; returns the new count.
   template <class Emit>
   __device__ __forceinline__ int step(int count, Emit emit) {
     auto const& p = schedule.params;
@@ -292,11 +331,13 @@ struct TeamWalk {
       if (lane >= s) upto += other;
     }
     RowCut<Traits> const cut{schedule, position + upto - cost, cost, blocks, units, cuts};
-    bool const meets = exists && cut.base < (team + 1) * schedule.span && cut.base + cost > team * schedule.span;
+    bool const meets =
+        exists && cut.base < (team + 1) * schedule.span && cut.base + cost > team * schedule.span;
     typename RowCut<Traits>::Share share{};
     if (meets) share = cut.share(team);
     WorkItem item = work_of(p, place, mine, keys, group, share.first_block, share.end_block);
-    if (share.pieces > 1) item.flags |= WorkItem::kSplit | (share.index == 0 ? WorkItem::kFirstPiece : 0);
+    if (share.pieces > 1)
+      item.flags |= WorkItem::kSplit | (share.index == 0 ? WorkItem::kFirstPiece : 0);
     bool const holds = meets && share.any && item.tile < p.tiles;
     unsigned const holders = __ballot_sync(kFullWarp, holds);
     if (holds) emit(count + __popc(holders & ((1u << lane) - 1)), item, share, cut);
@@ -310,15 +351,18 @@ struct TeamWalk {
   }
 };
 
-// Entry point of the read-back kernel: one warp a CTA appends rows {row, tile, first key, last key, CTA, flags} to `out`.
+// Entry point of the read-back kernel: one warp a CTA appends rows {row, tile, first key, last key,
+// CTA, flags} to `out`.
 template <class Traits>
-__device__ __forceinline__ void sm90_schedule(typename Traits::Params const& params, int* out, int* count, int capacity) {
+__device__ __forceinline__ void sm90_schedule(typename Traits::Params const& params, int* out,
+                                              int* count, int capacity) {
   int const cta = int(blockIdx.x);
   TeamWalk<Traits> walk(params, Place<Traits>(params, cta), WalkState{});
   walk.begin();
   while (!walk.finished()) {
     walk.step(0, [&](int, WorkItem const& item, auto const&, auto const&) {
-      if (item.blocks == 0 && item.pair_splits() && cta % 2 == 1) return;  // the other CTA of the pair has all keys
+      if (item.blocks == 0 && item.pair_splits() && cta % 2 == 1)
+        return;  // the other CTA of the pair has all keys
       int const at = atomicAdd(count, 1);
       if (at >= capacity) return;
       int* const line = out + 6ll * at;

@@ -1,4 +1,5 @@
-// Clusters of two CTAs: rank, barrier, stores into the peer. PTX ISA: barrier.cluster, mapa, st.async.
+// Clusters of two CTAs: rank, barrier, stores into the peer. PTX ISA: barrier.cluster, mapa,
+// st.async.
 #pragma once
 #include <cute/arch/cluster_sm90.hpp>
 #include "mlagen/arch/mbarrier.cuh"
@@ -26,14 +27,16 @@ __device__ __forceinline__ unsigned peer_address(void const* pointer, int rank) 
 // 16 bytes into the peer's shared memory, counted by the peer's barrier (both as peer_address).
 __device__ __forceinline__ void store_async(unsigned remote, uint4 value, unsigned remote_barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
       "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote_barrier)
       : "memory");
 }
 __device__ __forceinline__ void store_async(unsigned remote, float value, unsigned remote_barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
-               "r"(__float_as_uint(value)), "r"(remote_barrier)
-               : "memory");
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+      "r"(__float_as_uint(value)), "r"(remote_barrier)
+      : "memory");
 }
 
 }  // namespace mlagen

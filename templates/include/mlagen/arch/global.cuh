@@ -1,11 +1,15 @@
-// Global-memory accesses with the ordering that merging pieces of work needs. PTX ISA: atom, ld.acquire.
+// Global-memory accesses with the ordering that merging pieces of work needs. PTX ISA: atom,
+// ld.acquire.
 #pragma once
 
 namespace mlagen {
 
 __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
   unsigned old;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
   return old;
 }
 __device__ __forceinline__ unsigned load_acquire(unsigned const* address) {
@@ -14,7 +18,8 @@ __device__ __forceinline__ unsigned load_acquire(unsigned const* address) {
   return value;
 }
 
-// Four bytes at a fixed distance from `address`, or zero: predicated, so that one address serves a whole row.
+// Four bytes at a fixed distance from `address`, or zero: predicated, so that one address serves a
+// whole row.
 template <int kBytes>
 __device__ __forceinline__ unsigned load_or_zero(void const* address, bool valid) {
   unsigned value;

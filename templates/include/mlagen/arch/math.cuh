@@ -65,13 +65,15 @@ __device__ __forceinline__ float2 unpack<cutlass::half_t>(unsigned pair) {
 }
 
 // Four 8x8 matrices of 16-bit elements to shared memory. PTX ISA: stmatrix.
-__device__ __forceinline__ void stmatrix_x4(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-               "r"(d)
+__device__ __forceinline__ void stmatrix_x4(unsigned address, unsigned a, unsigned b, unsigned c,
+                                            unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 
-// 16 or 8 bytes from shared memory, at this place in the program: early loads would need registers that nobody has.
+// 16 or 8 bytes from shared memory, at this place in the program: early loads would need registers
+// that nobody has.
 __device__ __forceinline__ uint4 load_shared_16(unsigned address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

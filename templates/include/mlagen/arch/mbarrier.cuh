@@ -1,31 +1,40 @@
-// mbarrier operations with a memory clobber, so that no ordinary access moves across them. PTX ISA 9.7.13.15 (mbarrier).
+// mbarrier operations with a memory clobber, so that no ordinary access moves across them. PTX
+// ISA 9.7.13.15 (mbarrier).
 #pragma once
-#include <cute/arch/util.hpp>
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/util.hpp>
 
 namespace mlagen {
 
 using mbarrier = uint64_t;
 
-__device__ __forceinline__ unsigned smem_address(void const* pointer) { return cute::cast_smem_ptr_to_uint(pointer); }
-
-__device__ __forceinline__ void mbarrier_init(mbarrier& barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(&barrier)), "r"(arrivals) : "memory");
+__device__ __forceinline__ unsigned smem_address(void const* pointer) {
+  return cute::cast_smem_ptr_to_uint(pointer);
 }
 
-// One arrival. Release at CTA scope: what this thread wrote to shared memory is visible to whoever waits.
+__device__ __forceinline__ void mbarrier_init(mbarrier& barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(&barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// One arrival. Release at CTA scope: what this thread wrote to shared memory is visible to whoever
+// waits.
 __device__ __forceinline__ void mbarrier_arrive(mbarrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(&barrier)) : "memory");
 }
 
 // One arrival that also promises `bytes` of asynchronous writes in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(mbarrier& barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(&barrier)), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(&barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
-// One arrival at the same barrier of CTA `rank` of the cluster. Unqualified on purpose: the `.release.cluster` form costs
-// a MEMBAR.ALL.GPU (seen on an H200, CUDA 13.0), and what it hands over is the right to overwrite, not data.
+// One arrival at the same barrier of CTA `rank` of the cluster. Unqualified on purpose: the
+// `.release.cluster` form costs a MEMBAR.ALL.GPU (seen on an H200, CUDA 13.0), and what it hands
+// over is the right to overwrite, not data.
 __device__ __forceinline__ void mbarrier_arrive_remote(mbarrier& barrier, int rank) {
   asm volatile(
       "{\n"
@@ -67,10 +76,12 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier& barrier, unsigned parity
       : "memory");
 }
 
-// Makes freshly initialised barriers visible to the async proxy and to the cluster. PTX ISA: fence.mbarrier_init.
+// Makes freshly initialised barriers visible to the async proxy and to the cluster. PTX ISA:
+// fence.mbarrier_init.
 __device__ __forceinline__ void fence_mbarrier_init() { cutlass::arch::fence_barrier_init(); }
 
-// Orders this thread's ordinary shared-memory accesses before later accesses of the async proxy (TMA, wgmma).
+// Orders this thread's ordinary shared-memory accesses before later accesses of the async proxy
+// (TMA, wgmma).
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,4 +1,5 @@
-// MLA decode on sm_90a: barrier set-up and role dispatch. One persistent CTA an SM; see docs/kernels/sm90_wgmma.md.
+// MLA decode on sm_90a: barrier set-up and role dispatch. One persistent CTA an SM; see
+// docs/kernels/sm90_wgmma.md.
 #pragma once
 #include "mlagen/roles/sm90/accumulator.cuh"
 #include "mlagen/roles/sm90/scorer.cuh"
@@ -8,13 +9,16 @@ namespace mlagen {
 template <class Traits>
 __device__ __forceinline__ void init_barriers(typename Traits::Smem& smem) {
 #pragma unroll
-  for (int i = 0; i < Traits::kKvFullStages; ++i) mbarrier_init(smem.kv_full[i], Traits::kKvFullArrivals);
+  for (int i = 0; i < Traits::kKvFullStages; ++i)
+    mbarrier_init(smem.kv_full[i], Traits::kKvFullArrivals);
   mbarrier_init(smem.rope_full[0], Traits::kRopeFullArrivals);
   mbarrier_init(smem.rope_empty[0], Traits::kRopeEmptyArrivals);
-  for (int i = 0; i < Traits::kProbsFullStages; ++i) mbarrier_init(smem.probs_full[i], Traits::kProbsFullArrivals);
+  for (int i = 0; i < Traits::kProbsFullStages; ++i)
+    mbarrier_init(smem.probs_full[i], Traits::kProbsFullArrivals);
   mbarrier_init(smem.probs_empty[0], Traits::kProbsEmptyArrivals);
   if constexpr (Traits::kCtaGroup == 2) {
-    for (int i = 0; i < Traits::kPairKvEmptyStages; ++i) mbarrier_init(smem.pair_kv_empty[i], Traits::kPairKvEmptyArrivals);
+    for (int i = 0; i < Traits::kPairKvEmptyStages; ++i)
+      mbarrier_init(smem.pair_kv_empty[i], Traits::kPairKvEmptyArrivals);
     mbarrier_init(smem.pair_rope_empty[0], Traits::kPairRopeEmptyArrivals);
     mbarrier_init(smem.exchange_empty[0], Traits::kExchangeEmptyArrivals);
     mbarrier_init(smem.exchange_full[0], Traits::kExchangeFullArrivals);
@@ -30,9 +34,10 @@ __device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Trait
     count = walk.step(0, [&](int slot, WorkItem const& item, auto const& share, auto const& cut) {
       smem.work[0].item[slot] = item;
       if (!item.split()) return;
-      smem.duty[item.slot()] = MergeDuty{item.row,    item.tile,        item.pair_splits(), share.pieces,
-                                         share.index, share.first_team, cut.base,           cut.cost,
-                                         walk.schedule.balanced() ? 0 : cut.cuts};
+      smem.duty[item.slot()] =
+          MergeDuty{item.row,     item.tile,   item.pair_splits(),
+                    share.pieces, share.index, share.first_team,
+                    cut.base,     cut.cost,    walk.schedule.balanced() ? 0 : cut.cuts};
     });
   }
   if (lane_id() == 0) {
@@ -41,16 +46,22 @@ __device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Trait
   }
 }
 
-// All warps, in step: the next work list of the CTA. The walk rests in shared memory in between, so that no warp carries its
-// numbers through the main loop. kFeeds: warps of this role may be the one that looks for the rows.
+// All warps, in step: the next work list of the CTA. The walk rests in shared memory in between, so
+// that no warp carries its numbers through the main loop. kFeeds: warps of this role may be the one
+// that looks for the rows.
 template <class Traits, bool kFeeds>
-__device__ __forceinline__ void next_list(typename Traits::Params const& params, typename Traits::Smem& smem, bool first) {
-  constexpr int kFeeder = Traits::AccumulatorWarps::kFirstWarp + Traits::AccumulatorWarps::kWarps - 1;
-  auto meet = [] { named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads); };
+__device__ __forceinline__ void next_list(typename Traits::Params const& params,
+                                          typename Traits::Smem& smem, bool first) {
+  constexpr int kFeeder =
+      Traits::AccumulatorWarps::kFirstWarp + Traits::AccumulatorWarps::kWarps - 1;
+  auto meet = [] {
+    named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads);
+  };
   if (!first) meet();  // everybody is done with the list
   if constexpr (kFeeds) {
     if (threadIdx.x / 32 == kFeeder) {
-      TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)), first ? WalkState{} : smem.walk[0]);
+      TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)),
+                            first ? WalkState{} : smem.walk[0]);
       if (first) walk.begin();
       __syncwarp();
       fill_list<Traits>(walk, smem);
@@ -61,8 +72,8 @@ __device__ __forceinline__ void next_list(typename Traits::Params const& params,
 }
 
 template <class Traits>
-__device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params, TensorMap const& tma_latent,
-                                           TensorMap const& tma_rope) {
+__device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params,
+                                           TensorMap const& tma_latent, TensorMap const& tma_rope) {
   extern __shared__ __align__(1024) unsigned char storage[];
   auto& smem = *reinterpret_cast<typename Traits::Smem*>(storage);
   int const warp = __shfl_sync(kFullWarp, int(threadIdx.x / 32), 0);
@@ -98,7 +109,8 @@ __device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) merge.run(which);
   }
-  if constexpr (Traits::kCtaGroup == 2) cluster_barrier();  // nobody leaves while the peer may still reach into it
+  if constexpr (Traits::kCtaGroup == 2)
+    cluster_barrier();  // nobody leaves while the peer may still reach into it
 }
 
 }  // namespace mlagen

@@ -1,22 +1,24 @@
 // Where things stand inside the shared-memory tiles, and the wgmma descriptors that read them.
 //
-// A stage holds columns 0..511 of 64 keys in two halves of 256 columns. Inside a half, groups of 8 keys follow each other
-// (4096 B apart), in a group the four 64-column tiles (1024 B apart), in a tile 8 rows of 128 B in the 128-byte swizzle:
-// just what one tensor-map box of 64 columns x 8 rows x 4 tiles x 8 groups writes. The rope tile is the same with one tile.
+// A stage holds columns 0..511 of 64 keys in two halves of 256 columns. Inside a half, groups of 8
+// keys follow each other (4096 B apart), in a group the four 64-column tiles (1024 B apart), in a
+// tile 8 rows of 128 B in the 128-byte swizzle: just what one tensor-map box of 64 columns x 8 rows
+// x 4 tiles x 8 groups writes. The rope tile is the same with one tile.
 #pragma once
 #include "mlagen/arch/wgmma.cuh"
 #include "mlagen/base.cuh"
 
 namespace mlagen {
 
-constexpr int kAtomBytes = 1024;                      // 8 rows x 128 B: one swizzle atom
-constexpr int kGroupBytes = 4 * kAtomBytes;           // 8 keys x 256 columns
-constexpr int kHalfBytes = 8 * kGroupBytes;           // 64 keys x 256 columns
+constexpr int kAtomBytes = 1024;             // 8 rows x 128 B: one swizzle atom
+constexpr int kGroupBytes = 4 * kAtomBytes;  // 8 keys x 256 columns
+constexpr int kHalfBytes = 8 * kGroupBytes;  // 64 keys x 256 columns
 constexpr int kStageBytes = 2 * kHalfBytes;
-constexpr int kTileBytes = 8 * kAtomBytes;            // 64 rows x 64 columns
-constexpr int kStep = 32;                             // 16 elements along k in a K-major tile
+constexpr int kTileBytes = 8 * kAtomBytes;  // 64 rows x 64 columns
+constexpr int kStep = 32;                   // 16 elements along k in a K-major tile
 
-// K-major operands: column tile `tile` (0..7) of a stage as B of Q K^T; a 64 x 64 tile with atoms in a row (rope, Q, P).
+// K-major operands: column tile `tile` (0..7) of a stage as B of Q K^T; a 64 x 64 tile with atoms
+// in a row (rope, Q, P).
 __device__ __forceinline__ unsigned long long key_descriptor(unsigned stage) {
   return smem_descriptor(stage, 16, kGroupBytes);
 }

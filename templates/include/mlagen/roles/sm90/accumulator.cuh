@@ -1,6 +1,7 @@
-// Role accumulator (warps 4-7 and 8-11): O += P V for 256 of the 512 latent columns, and all loading of the kv ring.
-// Warpgroup h owns columns 256 h .. and half h of every stage: it refills what it alone has read. Warp 0 loads the halves,
-// warp 3 of the first warpgroup the rope tile. Consumes probs_full, produces kv_full, rope_full, probs_empty.
+// Role accumulator (warps 4-7 and 8-11): O += P V for 256 of the 512 latent columns, and all
+// loading of the kv ring. Warpgroup h owns columns 256 h .. and half h of every stage: it refills
+// what it alone has read. Warp 0 loads the halves, warp 3 of the first warpgroup the rope tile.
+// Consumes probs_full, produces kv_full, rope_full, probs_empty.
 #pragma once
 #include "mlagen/arch/cluster.cuh"
 #include "mlagen/kv/pages.cuh"
@@ -19,23 +20,33 @@ struct Accumulator {
   TensorMap const& tma_rope;
   int const half;
   int const warp;
-  PageWalk<Traits> walk;          // warp 0: halves of blocks, three places ahead; warp 3 of half 0: rope, two blocks ahead
+  PageWalk<Traits> walk;  // warp 0: halves of blocks, three places ahead; warp 3 of half 0: rope,
+                          // two blocks ahead
   bool const loads_half, loads_rope;
 
   float o[128];
   int stage = 0;
-  unsigned block_count = 0;       // blocks accumulated by this CTA
-  // Parities, in one register: bit s < 3 of pair_kv_empty[s], then of pair_rope_empty, of the items with blocks, of the
-  // items that the pair splits.
-  // Above them the stage of a refill that waits for the peer (2SM), plus 1; 0 for none.
+  unsigned block_count = 0;  // blocks accumulated by this CTA
+  // Parities, in one register: bit s < 3 of pair_kv_empty[s], then of pair_rope_empty, of the items
+  // with blocks, of the items that the pair splits. Above them the stage of a refill that waits for
+  // the peer (2SM), plus 1; 0 for none.
   static constexpr int kRopeBit = 3, kItemBit = 4, kExchangeBit = 5, kPendingShift = 6;
   unsigned parity = 0;
-  unsigned rope_count = 0;        // rope tiles loaded: two more than blocks accumulated, where there are as many
+  unsigned rope_count =
+      0;  // rope tiles loaded: two more than blocks accumulated, where there are as many
 
-  __device__ __forceinline__ Accumulator(typename Traits::Params const& params, typename Traits::Smem& storage,
-                                         TensorMap const& latent, TensorMap const& rope, int h)
-      : p(params), smem(storage), tma_latent(latent), tma_rope(rope), half(h), warp(warp_in_group()),
-        walk{params, storage}, loads_half(warp == 0), loads_rope(h == 0 && warp == 3) {}
+  __device__ __forceinline__ Accumulator(typename Traits::Params const& params,
+                                         typename Traits::Smem& storage, TensorMap const& latent,
+                                         TensorMap const& rope, int h)
+      : p(params),
+        smem(storage),
+        tma_latent(latent),
+        tma_rope(rope),
+        half(h),
+        warp(warp_in_group()),
+        walk{params, storage},
+        loads_half(warp == 0),
+        loads_rope(h == 0 && warp == 3) {}
 
   // Read where it is needed: it has no register to live in.
   __device__ __forceinline__ static int rank() { return cluster_rank(); }
@@ -47,9 +58,10 @@ struct Accumulator {
     return smem.kv + s * kStageBytes + half * kHalfBytes;
   }
 
-  // -- loading ------------------------------------------------------------------------------------------------------
-  // Warp 0: the next place of the list into `s`, whose half nobody reads any more. Unless `patient`, a refill that the peer
-  // is not ready for is left for later.
+  // -- loading
+  // ------------------------------------------------------------------------------------------------------
+  // Warp 0: the next place of the list into `s`, whose half nobody reads any more. Unless
+  // `patient`, a refill that the peer is not ready for is left for later.
   __device__ __forceinline__ void refill(int s, bool patient) {
     if (!loads_half || walk.ended()) return;
     if (!walk.has_block()) {
@@ -61,20 +73,23 @@ struct Accumulator {
     if (lane_id() == 0) mbarrier_arrive_expect(full, walk.bytes(kHalf));
     if constexpr (kPair) {
       bool const shared = walk.shared_by_pair();
-      // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects the bytes.
+      // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects
+      // the bytes.
       if (shared && lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
       if (shared && rank() != half) {
         walk.advance();
         return;
       }
       parity |= unsigned(s + 1) << kPendingShift;
-      if (!shared || patient || __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s)))) finish_pending();
+      if (!shared || patient || __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s))))
+        finish_pending();
     } else {
       walk.template fetch<4>(tma_latent, full, half_of(s), half * 4);
       walk.advance();
     }
   }
-  // Warp 0 of a loading CTA: fetches the half that it has promised, into both CTAs once both copies are free.
+  // Warp 0 of a loading CTA: fetches the half that it has promised, into both CTAs once both copies
+  // are free.
   __device__ __forceinline__ void finish_pending() {
     if constexpr (kPair) {
       int const s = int(parity >> kPendingShift) - 1;
@@ -88,8 +103,9 @@ struct Accumulator {
       walk.advance();
     }
   }
-  // Warp 3 of half 0: rope tiles up to two ahead. Unless `patient`, stops where the scorer has not read
-  // the tile before: behind an item's last block that is far ahead, and the epilogue should not wait for it.
+  // Warp 3 of half 0: rope tiles up to two ahead. Unless `patient`, stops where the scorer has not
+  // read the tile before: behind an item's last block that is far ahead, and the epilogue should
+  // not wait for it.
   __device__ __forceinline__ void load_rope(bool patient) {
     if (!loads_rope) return;
     while (rope_count != block_count + 2) {
@@ -97,7 +113,8 @@ struct Accumulator {
       if (walk.ended()) return;
       unsigned const free = (rope_count & 1) ^ 1;
       if (!patient && !__all_sync(kFullWarp, mbarrier_test(smem.rope_empty[0], free))) return;
-      // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier passes at once.
+      // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier
+      // passes at once.
       mbarrier_wait(smem.rope_empty[0], free);
       fetch_rope();
       ++rope_count;
@@ -120,7 +137,8 @@ struct Accumulator {
     walk.advance();
   }
 
-  // -- one block ----------------------------------------------------------------------------------------------------
+  // -- one block
+  // ----------------------------------------------------------------------------------------------------
   __device__ __forceinline__ void rescale_output() {
     int const slot = block_count & 1, lane = lane_id();
     if (smem.rescale_flag[slot * 4 + warp] == 0) return;
@@ -134,12 +152,14 @@ struct Accumulator {
       o[4 * j + 3] *= f1;
     }
   }
-  // Rows of V past the row's last key hold whatever the page holds, NaN included; 0 x NaN must not reach O.
+  // Rows of V past the row's last key hold whatever the page holds, NaN included; 0 x NaN must not
+  // reach O.
   __device__ __forceinline__ void clear_rows(int first) {
     unsigned char* const base = half_of(stage);
     for (int i = first * 32 + FreshThread().thread; i < kBlockN * 32; i += kWarpGroup) {
       int const row = i / 32, chunk = i % 32;
-      auto* const to = base + row / 8 * kGroupBytes + chunk / 8 * kAtomBytes + row % 8 * 128 + chunk % 8 * 16;
+      auto* const to =
+          base + row / 8 * kGroupBytes + chunk / 8 * kAtomBytes + row % 8 * 128 + chunk % 8 * 16;
       *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
     }
     fence_async_shared();  // generic -> async: V is read by wgmma, and later overwritten by TMA
@@ -151,14 +171,15 @@ struct Accumulator {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      wgmma_ss<typename Atoms::OutputSs>(probs + desc_offset(k * kStep), values + desc_offset(k * kValueStep), o,
-                                         ScaleOut::One);
+      wgmma_ss<typename Atoms::OutputSs>(probs + desc_offset(k * kStep),
+                                         values + desc_offset(k * kValueStep), o, ScaleOut::One);
     }
     wgmma_commit();
   }
   // O += P V of one block; `clear_from` < 64: the first row of V past the row's keys.
   __device__ __forceinline__ void accumulate(bool last, int clear_from) {
-    // Wait: P, its factors and, with the last block of an item, the statistics are written; V has landed.
+    // Wait: P, its factors and, with the last block of an item, the statistics are written; V has
+    // landed.
     mbarrier_wait(smem.probs_full[block_count & 1], (block_count >> 1) & 1);
     rescale_output();
     if (clear_from < kBlockN) clear_rows(clear_from);
@@ -178,9 +199,12 @@ struct Accumulator {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void advance_stage() { stage = stage + 1 == Traits::kStages ? 0 : stage + 1; }
+  __device__ __forceinline__ void advance_stage() {
+    stage = stage + 1 == Traits::kStages ? 0 : stage + 1;
+  }
 
-  // -- the list -----------------------------------------------------------------------------------------------------
+  // -- the list
+  // -----------------------------------------------------------------------------------------------------
   __device__ __forceinline__ void run_list() {
     if (loads_half || loads_rope) walk.start();
 #pragma unroll 1
@@ -193,7 +217,8 @@ struct Accumulator {
         Epilogue<Traits>{p, smem, half}.write_empty(work);
         continue;
       }
-      // Zeros rather than a first wgmma that overwrites: the old values would occupy their registers between items.
+      // Zeros rather than a first wgmma that overwrites: the old values would occupy their
+      // registers between items.
 #pragma unroll
       for (int i = 0; i < 128; ++i) o[i] = 0.f;
       pin(o);
@@ -205,7 +230,8 @@ struct Accumulator {
         bool const last = i + 1 == work.places();
         if (last) {
           if (kPair && work.blocks == 0) finish_pending_warp();
-          Epilogue<Traits>{p, smem, half}.run(o, work, smem_address(half_of(stage)), int(bit(kItemBit)), bit(kExchangeBit));
+          Epilogue<Traits>{p, smem, half}.run(o, work, smem_address(half_of(stage)),
+                                              int(bit(kItemBit)), bit(kExchangeBit));
         }
         refill(stage, false);
         if (last) load_rope(true);

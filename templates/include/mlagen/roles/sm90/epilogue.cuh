@@ -1,5 +1,6 @@
-// The end of one item, by one accumulator warpgroup: normalise its 64 x 256 half of O, exchange it with the other CTA where
-// the pair split the keys, and write it: to the output, or as a partial in the workspace that merge.cuh picks up.
+// The end of one item, by one accumulator warpgroup: normalise its 64 x 256 half of O, exchange it
+// with the other CTA where the pair split the keys, and write it: to the output, or as a partial in
+// the workspace that merge.cuh picks up.
 #pragma once
 #include "mlagen/arch/cluster.cuh"
 #include "mlagen/arch/global.cuh"
@@ -10,7 +11,8 @@
 
 namespace mlagen {
 
-constexpr int kExchangeBytes = kHalfBytes + kBlockM * int(sizeof(float));  // a half of O and its 64 log-sum-exps
+constexpr int kExchangeBytes =
+    kHalfBytes + kBlockM * int(sizeof(float));  // a half of O and its 64 log-sum-exps
 
 template <class Traits>
 struct Epilogue {
@@ -82,13 +84,18 @@ struct Epilogue {
   }
 
  private:
-  // O as rows of 512 bytes; 16-byte chunks permuted within each 128 so that neither side meets bank conflicts.
-  __device__ __forceinline__ static int staged_chunk(int row, int chunk) { return row * 512 + ((chunk ^ (row & 7)) * 16); }
+  // O as rows of 512 bytes; 16-byte chunks permuted within each 128 so that neither side meets bank
+  // conflicts.
+  __device__ __forceinline__ static int staged_chunk(int row, int chunk) {
+    return row * 512 + ((chunk ^ (row & 7)) * 16);
+  }
 
-  __device__ __forceinline__ void stage_rows(float (&o)[128], RowStats const& stats, unsigned staging) const {
+  __device__ __forceinline__ void stage_rows(float (&o)[128], RowStats const& stats,
+                                             unsigned staging) const {
     FreshThread const self;
     int const lane = self.lane(), row = self.warp() * 16 + lane % 16;
-    unsigned const address = staging + staged_chunk(row, lane / 16);  // the loop flips its chunk bits
+    unsigned const address =
+        staging + staged_chunk(row, lane / 16);  // the loop flips its chunk bits
     float const f0 = stats.row0.y, f1 = stats.row1.y;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
@@ -99,7 +106,8 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void write_output(unsigned staging, QueryRows<Traits> const& rows) const {
+  __device__ __forceinline__ void write_output(unsigned staging,
+                                               QueryRows<Traits> const& rows) const {
     FreshThread const self;
     int const lane = self.lane(), count = rows.count();
 #pragma unroll 4
@@ -111,15 +119,16 @@ struct Epilogue {
   __device__ __forceinline__ void write_partial(unsigned staging, int count, int slot) const {
     FreshThread const self;
     int const lane = self.lane();
-    auto* const partial = static_cast<Element*>(p.partial_out) + (long long)slot * (kBlockM * kLatent) + half * kHalf;
+    auto* const partial =
+        static_cast<Element*>(p.partial_out) + (long long)slot * (kBlockM * kLatent) + half * kHalf;
 #pragma unroll 4
     for (int row = self.warp(); row < count; row += 4) {
       __stcg(reinterpret_cast<uint4*>(partial + row * kLatent + lane * 8),
              load_shared_16(staging + staged_chunk(row, lane)));
     }
   }
-  __device__ __forceinline__ void write_lse(RowStats const& stats, QueryRows<Traits> const& rows, bool split,
-                                            int slot) const {
+  __device__ __forceinline__ void write_lse(RowStats const& stats, QueryRows<Traits> const& rows,
+                                            bool split, int slot) const {
     FreshThread const self;
     int const lane = self.lane(), row = self.warp() * 16 + lane / 4;
     if (lane % 4 != 0) return;
@@ -133,18 +142,21 @@ struct Epilogue {
     }
   }
 
-  // Arrive at the counter of the shared row: every round adds 2^31 in all, whatever the number of pieces, so bit 31 flips
-  // when the last piece has come and nothing is ever reset.
+  // Arrive at the counter of the shared row: every round adds 2^31 in all, whatever the number of
+  // pieces, so bit 31 flips when the last piece has come and nothing is ever reset.
   __device__ __forceinline__ void announce(int which) const {
     MergeDuty const& duty = smem.duty[which];
-    unsigned* const counter = p.counters + Place<Traits>(p, int(blockIdx.x)).cta_of(p, duty.first_team) * 2 + half;
+    unsigned* const counter =
+        p.counters + Place<Traits>(p, int(blockIdx.x)).cta_of(p, duty.first_team) * 2 + half;
     __threadfence();
     smem.arrival[which * 2 + half] =
         atomic_add_acq_rel(counter, duty.index == 0 ? 0x80000000u - unsigned(duty.pieces - 1) : 1u);
   }
 
-  // Sends this half of O, normalised, in the element type and in fragment order, and its log-sum-exps to the peer.
-  __device__ __forceinline__ void send(float (&o)[128], RowStats const& stats, unsigned staging, unsigned parity) const {
+  // Sends this half of O, normalised, in the element type and in fragment order, and its
+  // log-sum-exps to the peer.
+  __device__ __forceinline__ void send(float (&o)[128], RowStats const& stats, unsigned staging,
+                                       unsigned parity) const {
     FreshThread const self;
     int const peer = cluster_rank() ^ 1, thread = self.thread, lane = self.lane();
     unsigned const full = peer_address(&smem.exchange_full[0], peer);
@@ -155,10 +167,11 @@ struct Epilogue {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float const* const v = o + 8 * j;
-      store_async(to + j * (kWarpGroup * 16),
-                  make_uint4(pack<Element>(v[0] * f0, v[1] * f0), pack<Element>(v[2] * f1, v[3] * f1),
-                             pack<Element>(v[4] * f0, v[5] * f0), pack<Element>(v[6] * f1, v[7] * f1)),
-                  full);
+      store_async(
+          to + j * (kWarpGroup * 16),
+          make_uint4(pack<Element>(v[0] * f0, v[1] * f0), pack<Element>(v[2] * f1, v[3] * f1),
+                     pack<Element>(v[4] * f0, v[5] * f0), pack<Element>(v[6] * f1, v[7] * f1)),
+          full);
     }
     if (lane % 4 == 0) {
       unsigned const at = peer_address(&smem.peer_lse[self.warp() * 16 + lane / 4], peer);
@@ -167,8 +180,10 @@ struct Epilogue {
     }
   }
 
-  // Adds the peer's half; afterwards `o` times stats.y is the pair's normalised result and stats.x its log-sum-exp.
-  __device__ __forceinline__ void receive(float (&o)[128], RowStats& stats, unsigned staging, unsigned parity) const {
+  // Adds the peer's half; afterwards `o` times stats.y is the pair's normalised result and stats.x
+  // its log-sum-exp.
+  __device__ __forceinline__ void receive(float (&o)[128], RowStats& stats, unsigned staging,
+                                          unsigned parity) const {
     FreshThread const self;
     fence_async_shared();
     group_sync();  // nobody reads `staging` or peer_lse any more
@@ -179,7 +194,8 @@ struct Epilogue {
     mbarrier_wait(smem.exchange_full[0], parity);  // the peer's half and its statistics have landed
     int const row = self.warp() * 16 + self.lane() / 4;
     float own0, own1;
-    float const peer0 = join(stats.row0, smem.peer_lse[row], own0), peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
+    float const peer0 = join(stats.row0, smem.peer_lse[row], own0),
+                peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
     if (self.lane() % 4 == 0) {  // out of the registers until write_lse
       smem.peer_lse[row] = stats.row0.x;
       smem.peer_lse[row + 8] = stats.row1.x;
@@ -203,7 +219,8 @@ struct Epilogue {
       o[4 * j + 1] += a.y * peer0;
       o[4 * j + 2] += b.x * peer1;
       o[4 * j + 3] += b.y * peer1;
-      // Changes nothing, addresses being above 255; but ptxas would have more loads in flight than there are registers.
+      // Changes nothing, addresses being above 255; but ptxas would have more loads in flight than
+      // there are registers.
       if (j % 4 == 3) from = max(from, v.x & 0xffu);
     }
     group_sync();  // everybody has read its part of `staging`
@@ -215,7 +232,8 @@ struct Epilogue {
     stats.row0.x = smem.peer_lse[row];
     stats.row1.x = smem.peer_lse[row + 8];
   }
-  // The factors of both parts of a row: returns the peer's, sets ours (1 / sum included), leaves the joint log-sum-exp and 1.
+  // The factors of both parts of a row: returns the peer's, sets ours (1 / sum included), leaves
+  // the joint log-sum-exp and 1.
   __device__ __forceinline__ static float join(float2& stats, float peer_lse, float& own) {
     float const top = fmaxf(stats.x, peer_lse);
     float const a = top == negative_infinity() ? 0.f : exp2_approx(stats.x - top);

@@ -1,6 +1,7 @@
-// Merging the pieces of a row that several teams share. Every warpgroup that wrote a partial of half a row tile meets the
-// others at a counter and then merges its own slice of that half: 1 / pieces of the 16-byte chunks. This is done after all
-// items of a CTA are finished, so that nobody waits with work in hand; the launch is cooperative, so all pieces run.
+// Merging the pieces of a row that several teams share. Every warpgroup that wrote a partial of
+// half a row tile meets the others at a counter and then merges its own slice of that half: 1 /
+// pieces of the 16-byte chunks. This is done after all items of a CTA are finished, so that nobody
+// waits with work in hand; the launch is cooperative, so all pieces run.
 #pragma once
 #include "mlagen/roles/sm90/epilogue.cuh"
 
@@ -16,9 +17,12 @@ struct Merge {
   int half;
 
   // Scratch in the warpgroup's own half of the (now idle) kv ring.
-  __device__ __forceinline__ int* slots() const { return reinterpret_cast<int*>(smem.kv + half * kHalfBytes); }
+  __device__ __forceinline__ int* slots() const {
+    return reinterpret_cast<int*>(smem.kv + half * kHalfBytes);
+  }
   __device__ __forceinline__ float* weights() const {
-    return reinterpret_cast<float*>(smem.kv + half * kHalfBytes + Traits::kMaxSplit * int(sizeof(int)));
+    return reinterpret_cast<float*>(smem.kv + half * kHalfBytes +
+                                    Traits::kMaxSplit * int(sizeof(int)));
   }
 
   __device__ __forceinline__ void run(int which) const {
@@ -51,13 +55,16 @@ struct Merge {
     for (int i = thread_in_group(); i < duty.pieces; i += kWarpGroup) {
       RowCut<Traits> const cut{schedule, duty.base, duty.cost, 0, 1, max_of(duty.cuts, 1)};
       bool const scattered = duty.cuts > 0 && cut.scattered();
-      int const team = scattered ? int(unsigned(cut.middle(i)) / unsigned(schedule.span)) : duty.first_team + i;
+      int const team =
+          scattered ? int(unsigned(cut.middle(i)) / unsigned(schedule.span)) : duty.first_team + i;
       slots()[i] = place.cta_of(p, team) * 2 + (i == 0 ? 1 : 0);
     }
   }
 
-  // One warp a row: what each piece counts for, and the row's log-sum-exp by the warpgroup that holds its first chunk.
-  __device__ __forceinline__ void find_weights(int pieces, int first_row, int end_row, QueryRows<Traits> const& rows) const {
+  // One warp a row: what each piece counts for, and the row's log-sum-exp by the warpgroup that
+  // holds its first chunk.
+  __device__ __forceinline__ void find_weights(int pieces, int first_row, int end_row,
+                                               QueryRows<Traits> const& rows) const {
     int const lane = lane_id();
     for (int row = first_row + warp_in_group(); row < end_row; row += 4) {
       float top = negative_infinity(), sum = 0.f;
@@ -73,7 +80,8 @@ struct Merge {
       float const inverse = sum == 0.f ? 0.f : reciprocal(sum);
 #pragma unroll 1
       for (int i = lane; i < pieces; i += 32) {
-        weights()[(row - first_row) * pieces + i] = exp2_approx(partial_lse(i, row) - reference) * inverse;
+        weights()[(row - first_row) * pieces + i] =
+            exp2_approx(partial_lse(i, row) - reference) * inverse;
       }
       if (half == 0 && lane == 0 && p.lse != nullptr) {
         *rows.lse(row) = sum == 0.f ? negative_infinity() : (reference + log2_approx(sum)) * kLn2;
@@ -84,8 +92,10 @@ struct Merge {
     return __ldcg(p.partial_lse + ((long long)slots()[piece] * 2 + half) * kBlockM + row);
   }
 
-  // Chunks [begin, end) of the half tile, several threads a chunk where there are fewer chunks than threads.
-  __device__ __forceinline__ void add_up(int pieces, int begin, int end, QueryRows<Traits> const& rows) const {
+  // Chunks [begin, end) of the half tile, several threads a chunk where there are fewer chunks than
+  // threads.
+  __device__ __forceinline__ void add_up(int pieces, int begin, int end,
+                                         QueryRows<Traits> const& rows) const {
     int sharers = 1;
     while (sharers < 32 && 2 * sharers * (end - begin) <= kWarpGroup) sharers *= 2;
     int const thread = thread_in_group(), sharer = thread % sharers, first_row = begin / kChunks;
@@ -97,10 +107,12 @@ struct Merge {
       float sum[8] = {};
       if (valid) {
         float const* const weight = weights() + (row - first_row) * pieces;
-        auto const* const partial = static_cast<Element const*>(p.partial_out) + row * kLatent + column;
+        auto const* const partial =
+            static_cast<Element const*>(p.partial_out) + row * kLatent + column;
 #pragma unroll 4
         for (int i = sharer; i < pieces; i += sharers) {
-          uint4 const v = __ldcg(reinterpret_cast<uint4 const*>(partial + (long long)slots()[i] * (kBlockM * kLatent)));
+          uint4 const v = __ldcg(reinterpret_cast<uint4 const*>(partial + (long long)slots()[i] *
+                                                                              (kBlockM * kLatent)));
           add(sum, v, weight[i]);
         }
       }
@@ -110,8 +122,8 @@ struct Merge {
       }
       if (valid && sharer == 0) {
         *reinterpret_cast<uint4*>(rows.out(row) + column) =
-            make_uint4(pack<Element>(sum[0], sum[1]), pack<Element>(sum[2], sum[3]), pack<Element>(sum[4], sum[5]),
-                       pack<Element>(sum[6], sum[7]));
+            make_uint4(pack<Element>(sum[0], sum[1]), pack<Element>(sum[2], sum[3]),
+                       pack<Element>(sum[4], sum[5]), pack<Element>(sum[6], sum[7]));
       }
     }
   }

@@ -1,6 +1,7 @@
 // Role scorer (warps 0-3): S = Q K^T, mask, softmax, P.
-// Consumes the kv ring (kv_full, rope_full), produces P, the rescale factors and the row statistics for the accumulators.
-// Owns Q: tiles 0..6 as register fragments, tiles 7 and 8 in shared memory. Warp w holds rows 16 w .. 16 w + 15.
+// Consumes the kv ring (kv_full, rope_full), produces P, the rescale factors and the row statistics
+// for the accumulators. Owns Q: tiles 0..6 as register fragments, tiles 7 and 8 in shared memory.
+// Warp w holds rows 16 w .. 16 w + 15.
 #pragma once
 #include "mlagen/arch/cp_async.cuh"
 #include "mlagen/arch/global.cuh"
@@ -12,11 +13,14 @@
 
 namespace mlagen {
 
-constexpr int kQueryFragments = 28;    // 16-column steps of Q tiles 0..6, kept in registers
-constexpr float kRescaleSlack = 8.f;   // log2: O is rescaled when a row outgrows its reference by more than 2^8
-constexpr float kNoMaximum = -1e30f;   // reference of a row that has seen no key: finite, so that no inf - inf arises
-// Issuing a wgmma with A in registers blocks the warp, so the place in the issue order is the time: P of the block before
-// is stored after tile 4 and released after tile 6. H200, CUDA 13.0, 2026-11-30: 2430 -> 2220 cycles per block.
+constexpr int kQueryFragments = 28;  // 16-column steps of Q tiles 0..6, kept in registers
+constexpr float kRescaleSlack =
+    8.f;  // log2: O is rescaled when a row outgrows its reference by more than 2^8
+constexpr float kNoMaximum =
+    -1e30f;  // reference of a row that has seen no key: finite, so that no inf - inf arises
+// Issuing a wgmma with A in registers blocks the warp, so the place in the issue order is the time:
+// P of the block before is stored after tile 4 and released after tile 6. H200, CUDA 13.0,
+// 2026-11-30: 2430 -> 2220 cycles per block.
 constexpr int kStoreAfterTile = 4, kReleaseAfterTile = 6;
 
 template <class Traits>
@@ -27,10 +31,11 @@ struct Scorer {
 
   unsigned q[kQueryFragments][4];
   float s[32];
-  unsigned packed[16];                // P of the current block while S of the next accumulates
-  float max0, max1, sum0, sum1;       // rows lane / 4 and lane / 4 + 8, log2 domain
+  unsigned packed[16];           // P of the current block while S of the next accumulates
+  float max0, max1, sum0, sum1;  // rows lane / 4 and lane / 4 + 8, log2 domain
   int stage = 0;
-  // Parities, in one register: bit s < 3 that of the next use of stage s; then those of the blocks and of the items so far.
+  // Parities, in one register: bit s < 3 that of the next use of stage s; then those of the blocks
+  // and of the items so far.
   static constexpr int kBlockBit = 3, kItemBit = 4;
   unsigned parity = 0;
   bool ready = false;
@@ -44,7 +49,8 @@ struct Scorer {
     return __shfl_sync(kFullWarp, i, 0);  // the same in all lanes: a uniform register is enough
   }
 
-  // Fragments of tiles 0..6 to registers, tiles 7 and 8 on their way to shared memory. Rows past the tile's end are zero.
+  // Fragments of tiles 0..6 to registers, tiles 7 and 8 on their way to shared memory. Rows past
+  // the tile's end are zero.
   __device__ __forceinline__ void load_query(int item) {
     WorkItem const& work = smem.work[0].item[item];
     QueryRows<Traits> const rows{p, work.row, work.tile};
@@ -58,15 +64,19 @@ struct Scorer {
 #pragma unroll 1
     for (int row = self.thread / 16; row < kBlockM; row += kWarpGroup / 16) {
       int const from = row < count ? row : 0;
-      auto const* source = chunk < 8 ? rows.nope(from) + 7 * 64 + chunk * 8 : rows.pe(from) + (chunk - 8) * 8;
-      cp_async_16(smem_address(smem.q_tail) + (chunk / 8) * kTileBytes + tile_chunk(row, chunk % 8), source, row < count);
+      auto const* source =
+          chunk < 8 ? rows.nope(from) + 7 * 64 + chunk * 8 : rows.pe(from) + (chunk - 8) * 8;
+      cp_async_16(smem_address(smem.q_tail) + (chunk / 8) * kTileBytes + tile_chunk(row, chunk % 8),
+                  source, row < count);
     }
   }
 
   template <int... kStep16>
-  __device__ __forceinline__ void load_fragments(void const* row0, void const* row1, bool has0, bool has1,
+  __device__ __forceinline__ void load_fragments(void const* row0, void const* row1, bool has0,
+                                                 bool has1,
                                                  cute::integer_sequence<int, kStep16...>) {
-    ((q[kStep16][0] = load_or_zero<kStep16 * 32>(row0, has0), q[kStep16][1] = load_or_zero<kStep16 * 32>(row1, has1),
+    ((q[kStep16][0] = load_or_zero<kStep16 * 32>(row0, has0),
+      q[kStep16][1] = load_or_zero<kStep16 * 32>(row1, has1),
       q[kStep16][2] = load_or_zero<kStep16 * 32 + 16>(row0, has0),
       q[kStep16][3] = load_or_zero<kStep16 * 32 + 16>(row1, has1)),
      ...);
@@ -81,28 +91,33 @@ struct Scorer {
 
   template <bool kLast>
   __device__ __forceinline__ void store_probs() {
-    // Wait: P V of the block before has read the slot. First use: parity 1 of a fresh barrier passes at once.
+    // Wait: P V of the block before has read the slot. First use: parity 1 of a fresh barrier
+    // passes at once.
     mbarrier_wait(smem.probs_empty[0], bit(kBlockBit) ^ 1);
-    // Also true now: the statistics of the item before the last one have been read, whose place these take.
+    // Also true now: the statistics of the item before the last one have been read, whose place
+    // these take.
     if constexpr (kLast) write_statistics();
     // Chunk 2 j + lane / 16 of the row, swizzled: one address, whose chunk bits the loop flips.
     FreshThread const self;
-    unsigned const address =
-        smem_address(smem.probs) + tile_chunk(self.warp() * 16 + self.lane() % 16, self.lane() / 16);
+    unsigned const address = smem_address(smem.probs) +
+                             tile_chunk(self.warp() * 16 + self.lane() % 16, self.lane() / 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      stmatrix_x4(address ^ (j * 32), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]);
+      stmatrix_x4(address ^ (j * 32), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                  packed[4 * j + 3]);
     }
     fence_async_shared();  // generic -> async: P is read by wgmma
   }
-  // Arrive: P, its factors and, behind the last block, the statistics are written; half of V(i) has long landed.
+  // Arrive: P, its factors and, behind the last block, the statistics are written; half of V(i) has
+  // long landed.
   __device__ __forceinline__ void release_probs() {
     __syncwarp();
     if (elect_lane()) mbarrier_arrive(smem.probs_full[bit(kBlockBit)]);
     parity ^= 1u << kBlockBit;
   }
 
-  // Issues S = Q K^T of the next block of the ring. If P of the block before is pending, hands it over on the way.
+  // Issues S = Q K^T of the next block of the ring. If P of the block before is pending, hands it
+  // over on the way.
   __device__ __forceinline__ void issue_scores(bool pending) {
     unsigned const stage_parity = bit(stage);
     mbarrier& full0 = smem.kv_full[stage * 2];
@@ -127,12 +142,14 @@ struct Scorer {
       if (t % 4 == 0) wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        unsigned long long const b =
-            t < 8 ? keys + desc_offset(key_tile_offset(t) + k * kStep) : rope + desc_offset(k * kStep);
+        unsigned long long const b = t < 8 ? keys + desc_offset(key_tile_offset(t) + k * kStep)
+                                           : rope + desc_offset(k * kStep);
         if (t < 7) {
-          wgmma_rs<typename Atoms::ScoreRs>(q[t < 7 ? t * 4 + k : 0], b, s, t + k == 0 ? ScaleOut::Zero : ScaleOut::One);
+          wgmma_rs<typename Atoms::ScoreRs>(q[t < 7 ? t * 4 + k : 0], b, s,
+                                            t + k == 0 ? ScaleOut::Zero : ScaleOut::One);
         } else {
-          wgmma_ss<typename Atoms::ScoreSs>(tail + desc_offset((t - 7) * kTileBytes + k * kStep), b, s, ScaleOut::One);
+          wgmma_ss<typename Atoms::ScoreSs>(tail + desc_offset((t - 7) * kTileBytes + k * kStep), b,
+                                            s, ScaleOut::One);
         }
       }
       if (t == 8) wgmma_commit();
@@ -160,8 +177,10 @@ struct Scorer {
     int const tile = work.tile, lane = self.lane();
     int const row = self.warp() * 16 + lane / 4;
     int const first = (work.first_block + work.blocks - left) * kBlockN + (lane % 4) * 2;
-    int const left0 = visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row)) - first;
-    int const left1 = visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row + 8)) - first;
+    int const left0 =
+        visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row)) - first;
+    int const left1 =
+        visible_keys<Traits>(p, work.length, QueryRows<Traits>::token(tile, row + 8)) - first;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -180,10 +199,12 @@ struct Scorer {
     sum0 = sum1 = 0.f;
   }
 
-  // Moves the references of the warp's rows if one of them is outgrown, and tells the accumulators by how much. The slot's
-  // readers are done: P V of the block before the last one has been waited for.
+  // Moves the references of the warp's rows if one of them is outgrown, and tells the accumulators
+  // by how much. The slot's readers are done: P V of the block before the last one has been waited
+  // for.
   __device__ __forceinline__ void move_reference(float top0, float top1) {
-    bool const rescale = __any_sync(kFullWarp, top0 > max0 + kRescaleSlack || top1 > max1 + kRescaleSlack);
+    bool const rescale =
+        __any_sync(kFullWarp, top0 > max0 + kRescaleSlack || top1 > max1 + kRescaleSlack);
     FreshThread const self;
     int const slot = int(bit(kBlockBit)), warp = self.warp(), lane = self.lane();
     if (elect_lane()) smem.rescale_flag[slot * 4 + warp] = rescale;
@@ -200,7 +221,8 @@ struct Scorer {
     }
   }
 
-  // Softmax of the block in `s` with a lazily moved reference: exact, since the factors are carried along.
+  // Softmax of the block in `s` with a lazily moved reference: exact, since the factors are carried
+  // along.
   __device__ __forceinline__ void softmax() {
     float top0 = s[0], top1 = s[2];
 #pragma unroll
@@ -219,8 +241,10 @@ struct Scorer {
     move_reference(top0, top1);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      float const a = exp2_approx(fmaf(s[4 * j], scale, -max0)), b = exp2_approx(fmaf(s[4 * j + 1], scale, -max0));
-      float const c = exp2_approx(fmaf(s[4 * j + 2], scale, -max1)), d = exp2_approx(fmaf(s[4 * j + 3], scale, -max1));
+      float const a = exp2_approx(fmaf(s[4 * j], scale, -max0)),
+                  b = exp2_approx(fmaf(s[4 * j + 1], scale, -max0));
+      float const c = exp2_approx(fmaf(s[4 * j + 2], scale, -max1)),
+                  d = exp2_approx(fmaf(s[4 * j + 3], scale, -max1));
       sum0 += a + b;
       sum1 += c + d;
       packed[2 * j] = pack<typename Traits::Element>(a, b);
@@ -228,8 +252,9 @@ struct Scorer {
     }
   }
 
-  // Always true: P has no sign bits. Asking makes the compiler finish packing before it issues Q K^T, which ptxas would
-  // rather do later, with P in twice the registers and spills. CUDA 13.0, 2026-12-01: 12 bytes of spills -> 0.
+  // Always true: P has no sign bits. Asking makes the compiler finish packing before it issues Q
+  // K^T, which ptxas would rather do later, with P in twice the registers and spills. CUDA 13.0,
+  // 2026-12-01: 12 bytes of spills -> 0.
   __device__ __forceinline__ bool all_packed() const {
     unsigned any = 0;
 #pragma unroll
@@ -237,7 +262,8 @@ struct Scorer {
     return any != 0xffffffffu;
   }
 
-  // Log-sum-exp (log2) and 1 / sum of each row, for the accumulators; a row without visible keys gives -inf and 0.
+  // Log-sum-exp (log2) and 1 / sum of each row, for the accumulators; a row without visible keys
+  // gives -inf and 0.
   __device__ __forceinline__ void write_statistics() {
 #pragma unroll
     for (int i = 1; i <= 2; i *= 2) {
@@ -252,11 +278,12 @@ struct Scorer {
     }
   }
   __device__ __forceinline__ static float2 statistics(float maximum, float sum) {
-    return sum == 0.f ? make_float2(negative_infinity(), 0.f) : make_float2(maximum + log2_approx(sum), reciprocal(sum));
+    return sum == 0.f ? make_float2(negative_infinity(), 0.f)
+                      : make_float2(maximum + log2_approx(sum), reciprocal(sum));
   }
 
-  // All of an item but the softmax of its last block: that comes while the next item's Q is on its way. `left` counts the
-  // blocks down; nothing else of the item stays in registers.
+  // All of an item but the softmax of its last block: that comes while the next item's Q is on its
+  // way. `left` counts the blocks down; nothing else of the item stays in registers.
   __device__ __forceinline__ void score_item(int item) {
     WorkItem const& work = smem.work[0].item[item];
     int left = __shfl_sync(kFullWarp, work.blocks, 0);
@@ -303,7 +330,8 @@ struct Scorer {
     }
   }
 
-  // Places of the ring that belong to the peer alone, of the item before and of items without blocks for this CTA.
+  // Places of the ring that belong to the peer alone, of the item before and of items without
+  // blocks for this CTA.
   __device__ __forceinline__ void skip_places(int before, int item) {
     int places = 0;
     for (int i = max_of(before, 0); i < item; ++i) {
