@@ -6,10 +6,10 @@ Output: for every token and head, each of the 512 elements may differ from the f
 bound, and infinities and NaNs must be where the reference has them (it has none in `out`).
 
 LSE: `ERROR_FACTOR` x the same-precision error of that element, plus 2^-18 of the largest magnitude that the
-sum of one of its logits has on its way (`Result.top`), plus 2^-16. The tensor cores of an H200 add 16 products
+sum of one of its logits has on its way (`Result.top`), plus 2^-16. Tensor cores of an H200 add 16 products
 at a time, aligned to the largest addend with 25 fractional bits kept, and truncate; this model, which is
-bit-exact (`mlagen.emu.mma_numerics`), is off by at most 0.44 of the 2^-18 part in 24,576 random logits of 576
-products. A logit may cancel down to nothing, so its own size is no measure of that error.
+bit-exact (`mlagen.emu.mma_numerics`), is off by at most 0.44 of the 2^-18 part in 24,576 random logits of
+576 products. A logit may cancel down to nothing, so its own size is no measure of that error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Family sm90_wgmma (Hopper): a scorer warpgroup, two accumulator warpgroups that also load, three KV stages."""
+"""Family sm90_wgmma (Hopper): a scorer, two accumulator warpgroups that also load, three KV stages."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def check_supported(spec: KernelSpec) -> None:
         )
     if spec.kv_dtype != spec.q_dtype:
         raise SpecError(
-            f"{spec.name}: q_dtype={spec.q_dtype} with kv_dtype={spec.kv_dtype}; this family needs them equal. "
+            f"{spec.name}: q_dtype={spec.q_dtype} with kv_dtype={spec.kv_dtype}; the two must be equal. "
             f"Use kv_dtype={spec.q_dtype}"
         )
     if not 1 <= spec.tuning.piece_cost <= 64:
