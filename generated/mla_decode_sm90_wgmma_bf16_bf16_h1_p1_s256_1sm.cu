@@ -215,7 +215,7 @@ struct Traits {
   using Params = ::Params;
   using Smem = ::SharedStorage;
   using NamedBarrier = ::NamedBarrier;
-  using Element = cutlass::bfloat16_t;  // queries, cache, output and partials
+  using Element = __nv_bfloat16;  // queries, cache, output and partials
 
   static constexpr int kHeads = 1;  // query heads
   static constexpr int kPageSize = 1;  // tokens of a page
@@ -250,8 +250,8 @@ struct Traits {
 
 extern "C" __global__ void __launch_bounds__(384, 1) mla_decode_sm90_wgmma_bf16_bf16_h1_p1_s256_1sm(
     const __grid_constant__ Params params,
-    const __grid_constant__ cute::TmaDescriptor tma_latent,
-    const __grid_constant__ cute::TmaDescriptor tma_rope) {
+    const __grid_constant__ mlagen::TensorMap tma_latent,
+    const __grid_constant__ mlagen::TensorMap tma_rope) {
   mlagen::sm90_wgmma<Traits>(params, tma_latent, tma_rope);
 }
 

@@ -239,7 +239,7 @@ struct Traits {
   using Params = ::Params;
   using Smem = ::SharedStorage;
   using NamedBarrier = ::NamedBarrier;
-  using Element = cutlass::half_t;  // queries, cache, output and partials
+  using Element = __half;  // queries, cache, output and partials
 
   static constexpr int kHeads = 128;  // query heads
   static constexpr int kPageSize = 64;  // tokens of a page
@@ -286,8 +286,8 @@ struct Traits {
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) mla_decode_sm90_wgmma_fp16_fp16_h128_p64_s16_2sm(
     const __grid_constant__ Params params,
-    const __grid_constant__ cute::TmaDescriptor tma_latent,
-    const __grid_constant__ cute::TmaDescriptor tma_rope) {
+    const __grid_constant__ mlagen::TensorMap tma_latent,
+    const __grid_constant__ mlagen::TensorMap tma_rope) {
   mlagen::sm90_wgmma<Traits>(params, tma_latent, tma_rope);
 }
 

@@ -215,7 +215,7 @@ struct Traits {
   using Params = ::Params;
   using Smem = ::SharedStorage;
   using NamedBarrier = ::NamedBarrier;
-  using Element = cutlass::half_t;  // queries, cache, output and partials
+  using Element = __half;  // queries, cache, output and partials
 
   static constexpr int kHeads = 20;  // query heads
   static constexpr int kPageSize = 4;  // tokens of a page
@@ -250,8 +250,8 @@ struct Traits {
 
 extern "C" __global__ void __launch_bounds__(384, 1) mla_decode_sm90_wgmma_fp16_fp16_h20_p4_s1_1sm(
     const __grid_constant__ Params params,
-    const __grid_constant__ cute::TmaDescriptor tma_latent,
-    const __grid_constant__ cute::TmaDescriptor tma_rope) {
+    const __grid_constant__ mlagen::TensorMap tma_latent,
+    const __grid_constant__ mlagen::TensorMap tma_rope) {
   mlagen::sm90_wgmma<Traits>(params, tma_latent, tma_rope);
 }
 

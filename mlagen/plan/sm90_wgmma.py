@@ -31,7 +31,7 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "max_split": tuple(range(1, 257)),
     "cta_group": (1, 2),
 }
-ELEMENT = {DType.BF16: "cutlass::bfloat16_t", DType.FP16: "cutlass::half_t"}
+ELEMENT = {DType.BF16: "__nv_bfloat16", DType.FP16: "__half"}
 ELEMENT_BYTES = 2
 
 LATENT = 512  # latent columns: K and V

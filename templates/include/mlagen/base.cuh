@@ -1,13 +1,28 @@
 // Words that every mlagen kernel uses: tile sizes of MLA, warp ranges, register hand-over.
 #pragma once
-#include <cutlass/bfloat16.h>
-#include <cutlass/half.h>
-#include <cute/arch/util.hpp>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 // NVRTC has no offsetof; this is the operator that its front end implements it with.
 #define MLAGEN_OFFSETOF(type, member) __INTADDR__(&((static_cast<type*>(nullptr))->member))
 
 namespace mlagen {
+
+using uint16_t = unsigned short;
+using uint32_t = unsigned;
+using uint64_t = unsigned long long;
+
+// A list of numbers as a type, to expand arrays into arguments: 0, 1, ..., kN - 1.
+template <int... kI>
+struct Numbers {};
+template <int kN, int... kI>
+struct CountDown : CountDown<kN - 1, kN - 1, kI...> {};
+template <int... kI>
+struct CountDown<0, kI...> {
+  using Result = Numbers<kI...>;
+};
+template <int kN>
+using NumbersBelow = typename CountDown<kN>::Result;
 
 constexpr int kBlockM = 64;   // rows of S: (query token, head) pairs of one tile
 constexpr int kBlockN = 64;   // kv tokens of one block

@@ -1,17 +1,20 @@
 // Clusters of two CTAs: rank, barrier, stores into the peer. PTX ISA: barrier.cluster, mapa,
 // st.async.
 #pragma once
-#include <cute/arch/cluster_sm90.hpp>
 #include "mlagen/arch/mbarrier.cuh"
 
 namespace mlagen {
 
-__device__ __forceinline__ int cluster_rank() { return int(cute::block_rank_in_cluster()); }
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
 
 // All threads of both CTAs; what they wrote before is visible to both after.
 __device__ __forceinline__ void cluster_barrier() {
-  cute::cluster_arrive();
-  cute::cluster_wait();
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // The same place in the shared memory of CTA `rank` of the cluster.

@@ -1,7 +1,6 @@
 // Scalar conversions and transcendental functions in the exact PTX forms that the kernels count on.
 #pragma once
-#include <cutlass/bfloat16.h>
-#include <cutlass/half.h>
+#include "mlagen/base.cuh"
 
 namespace mlagen {
 
@@ -32,13 +31,13 @@ __device__ __forceinline__ float reciprocal(float x) {
 template <class Element>
 __device__ __forceinline__ unsigned pack(float low, float high);
 template <>
-__device__ __forceinline__ unsigned pack<cutlass::bfloat16_t>(float low, float high) {
+__device__ __forceinline__ unsigned pack<__nv_bfloat16>(float low, float high) {
   unsigned r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
 template <>
-__device__ __forceinline__ unsigned pack<cutlass::half_t>(float low, float high) {
+__device__ __forceinline__ unsigned pack<__half>(float low, float high) {
   unsigned r;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
@@ -47,11 +46,11 @@ __device__ __forceinline__ unsigned pack<cutlass::half_t>(float low, float high)
 template <class Element>
 __device__ __forceinline__ float2 unpack(unsigned pair);
 template <>
-__device__ __forceinline__ float2 unpack<cutlass::bfloat16_t>(unsigned pair) {
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 template <>
-__device__ __forceinline__ float2 unpack<cutlass::half_t>(unsigned pair) {
+__device__ __forceinline__ float2 unpack<__half>(unsigned pair) {
   float2 r;
   asm("{\n"
       ".reg .b16 lo, hi;\n"

@@ -1,15 +1,14 @@
 // mbarrier operations with a memory clobber, so that no ordinary access moves across them. PTX
 // ISA 9.7.13.15 (mbarrier).
 #pragma once
-#include <cutlass/arch/barrier.h>
-#include <cute/arch/util.hpp>
+#include "mlagen/base.cuh"
 
 namespace mlagen {
 
 using mbarrier = uint64_t;
 
 __device__ __forceinline__ unsigned smem_address(void const* pointer) {
-  return cute::cast_smem_ptr_to_uint(pointer);
+  return unsigned(__cvta_generic_to_shared(pointer));
 }
 
 __device__ __forceinline__ void mbarrier_init(mbarrier& barrier, int arrivals) {
@@ -78,7 +77,9 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier& barrier, unsigned parity
 
 // Makes freshly initialised barriers visible to the async proxy and to the cluster. PTX ISA:
 // fence.mbarrier_init.
-__device__ __forceinline__ void fence_mbarrier_init() { cutlass::arch::fence_barrier_init(); }
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 // Orders this thread's ordinary shared-memory accesses before later accesses of the async proxy
 // (TMA, wgmma).

@@ -1,10 +1,7 @@
 // Warpgroup matrix multiply through CuTe's atoms. PTX ISA 9.7.15 (wgmma).
 #pragma once
-#include <cutlass/bfloat16.h>
-#include <cutlass/half.h>
-#include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
-#include <cute/numeric/integer_sequence.hpp>
+#include "mlagen/base.cuh"
 
 namespace mlagen {
 
@@ -15,13 +12,13 @@ using cute::SM90::GMMA::ScaleOut;
 template <class Element>
 struct WgmmaAtoms;
 template <>
-struct WgmmaAtoms<cutlass::bfloat16_t> {
+struct WgmmaAtoms<__nv_bfloat16> {
   using ScoreRs = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<Major::K, Major::K>;
   using ScoreSs = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::K, Major::K>;
   using OutputSs = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<Major::K, Major::MN>;
 };
 template <>
-struct WgmmaAtoms<cutlass::half_t> {
+struct WgmmaAtoms<__half> {
   using ScoreRs = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<Major::K, Major::K>;
   using ScoreSs = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::K>;
   using OutputSs = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<Major::K, Major::MN>;
@@ -29,38 +26,32 @@ struct WgmmaAtoms<cutlass::half_t> {
 
 // Descriptor of a 128B-swizzled operand. K-major: `sbo` is the distance of 8-row groups, `lbo` is
 // not used. MN-major: `lbo` is the distance of 64-element column tiles, `sbo` that of 8-row groups
-// along k. All in bytes.
-__device__ __forceinline__ unsigned long long smem_descriptor(unsigned address, int lbo, int sbo) {
-  cute::GmmaDescriptor d;
-  d.desc_ = 0;
-  d.bitfield.start_address_ = uint16_t((address & 0x3ffff) >> 4);
-  d.bitfield.leading_byte_offset_ = uint16_t(lbo >> 4);
-  d.bitfield.stride_byte_offset_ = uint16_t(sbo >> 4);
-  d.bitfield.layout_type_ = uint8_t(cute::SM90::GMMA::LayoutType::B128);
-  return d.desc_;
+// along k. All in bytes. Fields, each in units of 16 bytes: start address at bit 0, leading offset
+// at 16, stride offset at 32; swizzle mode (1: 128 bytes) at 62. PTX ISA: wgmma matrix descriptor.
+__device__ __forceinline__ uint64_t smem_descriptor(unsigned address, int lbo, int sbo) {
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(lbo >> 4) << 16 | uint64_t(sbo >> 4) << 32 |
+         1ull << 62;
 }
 
 template <class Atom, int kN, int... kI>
-__device__ __forceinline__ void wgmma_ss(unsigned long long a, unsigned long long b, float (&d)[kN],
-                                         ScaleOut scale, cute::integer_sequence<int, kI...>) {
+__device__ __forceinline__ void wgmma_ss(uint64_t a, uint64_t b, float (&d)[kN], ScaleOut scale,
+                                         Numbers<kI...>) {
   Atom::fma(a, b, d[kI]..., scale);
 }
 template <class Atom, int kN>
-__device__ __forceinline__ void wgmma_ss(unsigned long long a, unsigned long long b, float (&d)[kN],
-                                         ScaleOut scale) {
-  wgmma_ss<Atom>(a, b, d, scale, cute::make_integer_sequence<int, kN>{});
+__device__ __forceinline__ void wgmma_ss(uint64_t a, uint64_t b, float (&d)[kN], ScaleOut scale) {
+  wgmma_ss<Atom>(a, b, d, scale, NumbersBelow<kN>{});
 }
 
 template <class Atom, int kN, int... kI>
-__device__ __forceinline__ void wgmma_rs(unsigned const (&a)[4], unsigned long long b,
-                                         float (&d)[kN], ScaleOut scale,
-                                         cute::integer_sequence<int, kI...>) {
+__device__ __forceinline__ void wgmma_rs(unsigned const (&a)[4], uint64_t b, float (&d)[kN],
+                                         ScaleOut scale, Numbers<kI...>) {
   Atom::fma(a[0], a[1], a[2], a[3], b, d[kI]..., scale);
 }
 template <class Atom, int kN>
-__device__ __forceinline__ void wgmma_rs(unsigned const (&a)[4], unsigned long long b,
-                                         float (&d)[kN], ScaleOut scale) {
-  wgmma_rs<Atom>(a, b, d, scale, cute::make_integer_sequence<int, kN>{});
+__device__ __forceinline__ void wgmma_rs(unsigned const (&a)[4], uint64_t b, float (&d)[kN],
+                                         ScaleOut scale) {
+  wgmma_rs<Atom>(a, b, d, scale, NumbersBelow<kN>{});
 }
 
 // Before the first wgmma of a batch: registers and shared memory written so far are ready to be
@@ -78,8 +69,13 @@ __device__ __forceinline__ void wgmma_wait() {
 // No use of the accumulator moves across this point.
 template <int kN>
 __device__ __forceinline__ void pin(float (&d)[kN]) {
+  static_assert(kN % 8 == 0);
 #pragma unroll
-  for (int i = 0; i < kN; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  for (int i = 0; i < kN; i += 8) {
+    asm volatile(""
+                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),
+                   "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])::"memory");
+  }
 }
 
 }  // namespace mlagen

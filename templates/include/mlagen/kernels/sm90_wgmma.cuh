@@ -81,8 +81,8 @@ __device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params
   if (threadIdx.x == 0) {
     init_barriers<Traits>(smem);
     smem.duty[0].pieces = smem.duty[1].pieces = 0;
-    cute::prefetch_tma_descriptor(&tma_latent);
-    cute::prefetch_tma_descriptor(&tma_rope);
+    prefetch_tensor_map(tma_latent);
+    prefetch_tensor_map(tma_rope);
   }
   __syncthreads();
   if constexpr (Traits::kCtaGroup == 2) cluster_barrier();  // the peer's barriers are initialised

@@ -64,60 +64,65 @@ struct Accumulator {
   // `patient`, a refill that the peer is not ready for is left for later.
   __device__ __forceinline__ void refill(int s, bool patient) {
     if (!loads_half || walk.ended()) return;
-    if (!walk.has_block()) {
-      walk.advance();
-      return;
-    }
-    mbarrier& full = smem.kv_full[s * 2 + half];
-    // Arrive: the phase completes with these bytes.
-    if (lane_id() == 0) mbarrier_arrive_expect(full, walk.bytes(kHalf));
-    if constexpr (kPair) {
-      bool const shared = walk.shared_by_pair();
-      // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects
-      // the bytes.
-      if (shared && lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
-      if (shared && rank() != half) {
-        walk.advance();
-        return;
+    bool done = true;
+    if (walk.has_block()) {
+      // Arrive: the phase completes with these bytes.
+      if (lane_id() == 0) mbarrier_arrive_expect(smem.kv_full[s * 2 + half], walk.bytes(kHalf));
+      if constexpr (kPair) {
+        bool const shared = walk.shared_by_pair();
+        // Arrive at the CTA that loads this half for both: our copy is free and its barrier expects
+        // the bytes.
+        if (shared && lane_id() == 0) mbarrier_arrive_remote(smem.pair_kv_empty[s], half);
+        if (!shared || rank() == half) {
+          done = !shared || patient ||
+                 __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s)));
+          if (done) {
+            fetch_half(s);
+          } else {
+            parity |= unsigned(s + 1) << kPendingShift;
+          }
+        }
+      } else {
+        fetch_half(s);
       }
-      parity |= unsigned(s + 1) << kPendingShift;
-      if (!shared || patient || __all_sync(kFullWarp, mbarrier_test(smem.pair_kv_empty[s], bit(s))))
-        finish_pending();
-    } else {
-      walk.template fetch<4>(tma_latent, full, half_of(s), half * 4);
-      walk.advance();
     }
+    if (done) walk.advance();
   }
-  // Warp 0 of a loading CTA: fetches the half that it has promised, into both CTAs once both copies
-  // are free.
-  __device__ __forceinline__ void finish_pending() {
+  // Fetches the half of the walk's place, into both CTAs once both copies are free where the pair
+  // shares it.
+  __device__ __forceinline__ void fetch_half(int s) {
     if constexpr (kPair) {
-      int const s = int(parity >> kPendingShift) - 1;
-      if (s < 0) return;
       if (walk.shared_by_pair()) {
         mbarrier_wait(smem.pair_kv_empty[s], bit(s));
         parity ^= 1u << s;
       }
-      walk.template fetch<4>(tma_latent, smem.kv_full[s * 2 + half], half_of(s), half * 4);
-      parity &= (1u << kPendingShift) - 1;
-      walk.advance();
     }
+    walk.template fetch<4>(tma_latent, smem.kv_full[s * 2 + half], half_of(s), half * 4);
+  }
+  // Warp 0 of a loading CTA: keeps the promise of a refill that was left for later.
+  __device__ __forceinline__ void finish_pending() {
+    int const s = int(parity >> kPendingShift) - 1;
+    if (s < 0) return;
+    fetch_half(s);
+    parity &= (1u << kPendingShift) - 1;
+    walk.advance();
   }
   // Warp 3 of half 0: rope tiles up to two ahead. Unless `patient`, stops where the scorer has not
   // read the tile before: behind an item's last block that is far ahead, and the epilogue should
   // not wait for it.
   __device__ __forceinline__ void load_rope(bool patient) {
     if (!loads_rope) return;
-    while (rope_count != block_count + 2) {
-      while (!walk.ended() && !walk.has_block()) walk.advance();
-      if (walk.ended()) return;
-      unsigned const free = (rope_count & 1) ^ 1;
-      if (!patient && !__all_sync(kFullWarp, mbarrier_test(smem.rope_empty[0], free))) return;
-      // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier
-      // passes at once.
-      mbarrier_wait(smem.rope_empty[0], free);
-      fetch_rope();
-      ++rope_count;
+    while (rope_count != block_count + 2 && !walk.ended()) {
+      if (walk.has_block()) {
+        unsigned const free = (rope_count & 1) ^ 1;
+        if (!patient && !__all_sync(kFullWarp, mbarrier_test(smem.rope_empty[0], free))) return;
+        // Wait: Q K^T of the block before has read the tile. First use: parity 1 of a fresh barrier
+        // passes at once.
+        mbarrier_wait(smem.rope_empty[0], free);
+        fetch_rope();
+        ++rope_count;
+      }
+      walk.advance();
     }
   }
   __device__ __forceinline__ void fetch_rope() {
@@ -134,7 +139,6 @@ struct Accumulator {
       }
     }
     if (loads) walk.template fetch<1>(tma_rope, smem.rope_full[0], smem.rope, 0);
-    walk.advance();
   }
 
   // -- one block

@@ -59,7 +59,7 @@ struct Scorer {
     bool const has0 = upper < count, has1 = upper + 8 < count;
     void const* row0 = rows.nope(has0 ? upper : 0) + lane % 4 * 2;
     void const* row1 = rows.nope(has1 ? upper + 8 : 0) + lane % 4 * 2;
-    load_fragments(row0, row1, has0, has1, cute::make_integer_sequence<int, kQueryFragments>{});
+    load_fragments(row0, row1, has0, has1, NumbersBelow<kQueryFragments>{});
     int const chunk = self.thread % 16;
 #pragma unroll 1
     for (int row = self.thread / 16; row < kBlockM; row += kWarpGroup / 16) {
@@ -73,8 +73,7 @@ struct Scorer {
 
   template <int... kStep16>
   __device__ __forceinline__ void load_fragments(void const* row0, void const* row1, bool has0,
-                                                 bool has1,
-                                                 cute::integer_sequence<int, kStep16...>) {
+                                                 bool has1, Numbers<kStep16...>) {
     ((q[kStep16][0] = load_or_zero<kStep16 * 32>(row0, has0),
       q[kStep16][1] = load_or_zero<kStep16 * 32>(row1, has1),
       q[kStep16][2] = load_or_zero<kStep16 * 32 + 16>(row0, has0),
