@@ -60,7 +60,7 @@
 //   lse                        48  [b, s_q, h_q] natural log, or null
 //   partial_out                56  [2 CTAs, 64, 512] normalised partial outputs
 //   partial_lse                64  [2 CTAs, 2 halves, 64] their log-sum-exps, base 2
-//   counters                   72  [CTAs, 2 halves] pieces that have arrived
+//   counters                   72  [CTAs, words] arrivals and flags of merging; see schedule.cuh
 //   block_table_stride         80  elements between rows of block_table
 //   q_nope_stride_b            88  elements between batch rows of q_nope
 //   q_nope_stride_s            96  elements between s_q of q_nope
@@ -101,7 +101,7 @@ struct Params {
   float* lse;  // [b, s_q, h_q] natural log, or null
   void* partial_out;  // [2 CTAs, 64, 512] normalised partial outputs
   float* partial_lse;  // [2 CTAs, 2 halves, 64] their log-sum-exps, base 2
-  unsigned* counters;  // [CTAs, 2 halves] pieces that have arrived
+  unsigned* counters;  // [CTAs, words] arrivals and flags of merging; see schedule.cuh
   long long block_table_stride;  // elements between rows of block_table
   long long q_nope_stride_b;  // elements between batch rows of q_nope
   long long q_nope_stride_s;  // elements between s_q of q_nope
@@ -246,6 +246,8 @@ struct Traits {
   static constexpr int kMaxSplit = 4;  // static bound of the pieces of a row
   static constexpr int kCtaGroup = 2;  // CTAs that share one KV block
   static constexpr int kStages = 3;  // depth of the KV ring
+  static constexpr int kCounterWords = 6;  // words of a CTA in the counters' slot
+  static constexpr int kMergePatience = 32768;  // polls before a piece leaves its slice to the last one
   static constexpr int kPieceCost = 2;  // cost of starting a piece of work, in blocks
 
   static constexpr int kKvFullStages = 6;

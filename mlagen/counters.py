@@ -1,12 +1,13 @@
 """Library-owned counters through which the pieces of a row meet.
 
-A slot is two counters per CTA. It is zeroed once, when it is created: every launch adds exactly 2^31 in total
-to each counter that it uses, so bit 31 flips once per launch and nothing is ever reset.
+A slot is six words per CTA: two counters and four flags. It is zeroed once, when it is created: every launch
+adds exactly 2^31 in total to each counter that it uses, so bit 31 flips once per launch and nothing is ever
+reset; the flags are back at zero when a launch ends.
 
 Two launches that may run at the same time must not share a slot. Launches of one stream follow each other, so
 a stream has one slot; inside a captured graph the launches of one captured stream follow each other, so a
 slot belongs to a (capture, stream) pair and branches of a graph have their own. Slots are never given back: a
-graph may be replayed at any later time. A slot is `slot_bytes` long, 1152 B on a GPU with 132
+graph may be replayed at any later time. A slot is `slot_bytes` long, 3200 B on a GPU with 132
 multiprocessors.
 
 Limits, by design:

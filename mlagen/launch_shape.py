@@ -18,7 +18,7 @@ PARTIALS_PER_CTA = 2
 PARTIAL_BYTES = TILE_ROWS * D_LATENT * 2
 HALVES = 2  # the two accumulators keep their own copy of what they need to merge
 PARTIAL_LSE_BYTES = HALVES * TILE_ROWS * 4
-COUNTERS_PER_CTA = HALVES
+COUNTERS_PER_CTA = 3 * HALVES  # arrivals by half; flags by half and by which of two shared rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlagen.errors import SpecError
 from mlagen.hardware import limits
+from mlagen.launch_shape import COUNTERS_PER_CTA
 from mlagen.plan.budget import check_named_barriers, check_registers, lay_out_smem
 from mlagen.plan.model import (
     Constant,
@@ -39,6 +40,7 @@ ROPE = 64  # rope columns: K only
 BLOCK_M = 64  # rows of one tile
 BLOCK_N = 64  # keys of one block
 STAGES = 3  # a fourth would need 64 KB more than the SM has
+MERGE_PATIENCE = 1 << 15  # polls of about 0.6 us: far above any wait between CTAs that run
 WORK_CAPACITY = 32  # items of one work list: rows that one warp looks at at once
 WORK_ITEM_BYTES, WORK_LIST_HEAD_BYTES, DUTY_BYTES, WALK_BYTES = 28, 8, 36, 24
 
@@ -77,6 +79,10 @@ def make_plan(spec: KernelSpec) -> Plan:
             Constant("kMaxSplit", spec.max_split, "static bound of the pieces of a row"),
             Constant("kCtaGroup", spec.cta_group, "CTAs that share one KV block"),
             Constant("kStages", STAGES, "depth of the KV ring"),
+            Constant("kCounterWords", COUNTERS_PER_CTA, "words of a CTA in the counters' slot"),
+            Constant(
+                "kMergePatience", MERGE_PATIENCE, "polls before a piece leaves its slice to the last one"
+            ),
             Constant("kPieceCost", spec.tuning.piece_cost, "cost of starting a piece of work, in blocks"),
         ),
         types=(TypeAlias("Element", ELEMENT[spec.q_dtype], "queries, cache, output and partials"),),
@@ -230,7 +236,9 @@ def _params() -> tuple[ParamField, ...]:
         ParamField("lse", "float*", "P", "[b, s_q, h_q] natural log, or null"),
         ParamField("partial_out", "void*", "P", "[2 CTAs, 64, 512] normalised partial outputs"),
         ParamField("partial_lse", "float*", "P", "[2 CTAs, 2 halves, 64] their log-sum-exps, base 2"),
-        ParamField("counters", "unsigned*", "P", "[CTAs, 2 halves] pieces that have arrived"),
+        ParamField(
+            "counters", "unsigned*", "P", "[CTAs, words] arrivals and flags of merging; see schedule.cuh"
+        ),
         ParamField("block_table_stride", "long long", "q", "elements between rows of block_table"),
         *strides,
         ParamField("batch", "int", "i", "b"),

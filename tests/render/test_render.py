@@ -107,7 +107,7 @@ def test_entries_have_their_bounds_and_clusters(spec: KernelSpec) -> None:
     assert f"__launch_bounds__({plan.launch.threads}, 1)" in main[0]
     assert ("__cluster_dims__(2, 1, 1)" in main[0]) == (spec.cta_group == 2)
     for tensor_map in plan.tensor_maps:
-        assert f"const __grid_constant__ cute::TmaDescriptor {tensor_map.name}" in main[1]
+        assert f"const __grid_constant__ mlagen::TensorMap {tensor_map.name}" in main[1]
     readback = re.search(rf"^extern .*? {spec.name}_schedule\(", text, re.MULTILINE)
     assert readback is not None
     assert "__cluster_dims__" not in readback[0]

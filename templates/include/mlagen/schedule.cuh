@@ -66,6 +66,20 @@ struct WalkState {
   int group, row, position;
 };
 
+// Words that each CTA has in the counters' slot: arrivals at the rows whose first piece it holds,
+// by half of the columns, and what became of its own slice of a merge, by half and duty. All flags
+// are 0 between launches.
+template <class Traits>
+__device__ __forceinline__ unsigned* arrival_counter(typename Traits::Params const& p, int cta,
+                                                     int half) {
+  return p.counters + cta * Traits::kCounterWords + half;
+}
+template <class Traits>
+__device__ __forceinline__ unsigned* slice_flag(typename Traits::Params const& p, int cta, int half,
+                                                int which) {
+  return p.counters + cta * Traits::kCounterWords + 2 + half * 2 + which;
+}
+
 // The launch as the schedule sees it.
 template <class Traits>
 struct Schedule {

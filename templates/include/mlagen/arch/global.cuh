@@ -12,6 +12,14 @@ __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsign
                : "memory");
   return old;
 }
+__device__ __forceinline__ unsigned atomic_exchange_acq_rel(unsigned* address, unsigned value) {
+  unsigned old;
+  asm volatile("atom.exch.acq_rel.gpu.global.b32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
+  return old;
+}
 __device__ __forceinline__ unsigned load_acquire(unsigned const* address) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

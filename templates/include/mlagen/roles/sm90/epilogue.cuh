@@ -14,6 +14,12 @@ namespace mlagen {
 constexpr int kExchangeBytes =
     kHalfBytes + kBlockM * int(sizeof(float));  // a half of O and its 64 log-sum-exps
 
+// What a piece adds to the counter: 2^31 for all pieces together.
+__device__ __forceinline__ unsigned arrival_weight(MergeDuty const& duty) {
+  return duty.index == 0 ? 0x80000000u - unsigned(duty.pieces - 1) : 1u;
+}
+__device__ __forceinline__ bool bit31_differs(unsigned a, unsigned b) { return (a ^ b) >> 31; }
+
 template <class Traits>
 struct Epilogue {
   using Element = typename Traits::Element;
@@ -146,11 +152,10 @@ struct Epilogue {
   // pieces, so bit 31 flips when the last piece has come and nothing is ever reset.
   __device__ __forceinline__ void announce(int which) const {
     MergeDuty const& duty = smem.duty[which];
-    unsigned* const counter =
-        p.counters + Place<Traits>(p, int(blockIdx.x)).cta_of(p, duty.first_team) * 2 + half;
+    int const holder = Place<Traits>(p, int(blockIdx.x)).cta_of(p, duty.first_team);
     __threadfence();
     smem.arrival[which * 2 + half] =
-        atomic_add_acq_rel(counter, duty.index == 0 ? 0x80000000u - unsigned(duty.pieces - 1) : 1u);
+        atomic_add_acq_rel(arrival_counter<Traits>(p, holder, half), arrival_weight(duty));
   }
 
   // Sends this half of O, normalised, in the element type and in fragment order, and its

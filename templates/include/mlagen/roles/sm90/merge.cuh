@@ -1,7 +1,16 @@
 // Merging the pieces of a row that several teams share. Every warpgroup that wrote a partial of
 // half a row tile meets the others at a counter and then merges its own slice of that half: 1 /
 // pieces of the 16-byte chunks. This is done after all items of a CTA are finished, so that nobody
-// waits with work in hand; the launch is cooperative, so all pieces run.
+// waits with work in hand.
+//
+// Nobody waits for ever: a warpgroup whose patience ends leaves its slice to the last one to
+// arrive, so the kernel finishes even if its CTAs never run at the same time. Two exchanges of a
+// slice's flag, in either order, settle who merges it:
+//  - its owner puts kSeen when all have arrived in time, or kLeft when it goes;
+//  - the last to arrive puts kDone, and merges the slice if it finds kLeft. An owner that puts
+//  kLeft and finds kDone knows
+//    that all have arrived after all, and merges.
+// Whoever comes second puts the flag back to 0, for the next launch.
 #pragma once
 #include "mlagen/roles/sm90/epilogue.cuh"
 
@@ -16,39 +25,81 @@ struct Merge {
   Place<Traits> const place;
   int half;
 
-  // Scratch in the warpgroup's own half of the (now idle) kv ring.
+  enum Flag : unsigned { kDone = 1, kSeen = 2, kLeft = 3 };
+  enum Verdict : unsigned { kNotOurs, kOurs, kLastOne };
+
+  // Scratch in the warpgroup's own half of the (now idle) kv ring: for each piece its partial slot
+  // and whether its slice was left to us; then the weights.
   __device__ __forceinline__ int* slots() const {
     return reinterpret_cast<int*>(smem.kv + half * kHalfBytes);
   }
+  __device__ __forceinline__ int* left() const { return slots() + Traits::kMaxSplit; }
   __device__ __forceinline__ float* weights() const {
-    return reinterpret_cast<float*>(smem.kv + half * kHalfBytes +
-                                    Traits::kMaxSplit * int(sizeof(int)));
+    return reinterpret_cast<float*>(left() + Traits::kMaxSplit);
+  }
+  __device__ __forceinline__ void group_sync() const {
+    Epilogue<Traits>{p, smem, half}.group_sync();
   }
 
   __device__ __forceinline__ void run(int which) const {
     if (smem.duty[which].pieces == 0) return;
     MergeDuty const duty = smem.duty[which];
     if (Traits::kCtaGroup == 2 && duty.pair_splits && place.rank != half) return;
-    Epilogue<Traits> const epilogue{p, smem, half};
     find_slots(duty);
-    if (thread_in_group() == 0) {
-      unsigned const* const counter = p.counters + place.cta_of(p, duty.first_team) * 2 + half;
-      unsigned const before = smem.arrival[which * 2 + half];
-      while (((before ^ load_acquire(counter)) & 0x80000000u) == 0) {
-      }
+    unsigned& verdict = smem.arrival[which * 2 + half];
+    if (thread_in_group() == 0) verdict = settle(duty, which, verdict);
+    group_sync();  // unless the slice is not ours, all pieces are written
+    if (verdict == kNotOurs) return;
+    if (verdict == kLastOne) take_over(duty);
+    // Our own slice first, then those that were left to us.
+    int slice = duty.index;
+    for (int next = 0; slice < duty.pieces;) {
+      merge_slice(duty, slice);
+      if (verdict != kLastOne) break;
+      while (next < duty.pieces && left()[next] == 0) ++next;
+      slice = next++;
     }
-    epilogue.group_sync();  // all pieces are written
-    QueryRows<Traits> const rows{p, duty.row, duty.tile};
-    int const all = rows.count() * kChunks;
-    int const begin = duty.index * all / duty.pieces;
-    int const end = (duty.index + 1) * all / duty.pieces;
-    find_weights(duty.pieces, begin / kChunks, ceil_div(end, kChunks), rows);
-    epilogue.group_sync();
-    add_up(duty.pieces, begin, end, rows);
-    epilogue.group_sync();  // the scratch may be used again
   }
 
  private:
+  // One thread: waits until all pieces have arrived, or until it has no more patience. `before`:
+  // the counter when we came.
+  __device__ __forceinline__ unsigned settle(MergeDuty const& duty, int which,
+                                             unsigned before) const {
+    unsigned const* const counter =
+        arrival_counter<Traits>(p, place.cta_of(p, duty.first_team), half);
+    if (bit31_differs(before, before + arrival_weight(duty))) return kLastOne;
+    bool all_here = false;
+    for (int i = 0; i < Traits::kMergePatience && !all_here; ++i)
+      all_here = bit31_differs(before, load_acquire(counter));
+    unsigned* const flag = slice_flag<Traits>(p, int(blockIdx.x), half, which);
+    bool const second = atomic_exchange_acq_rel(flag, all_here ? kSeen : kLeft) == kDone;
+    if (second) *flag = 0;
+    return all_here || second ? kOurs : kNotOurs;
+  }
+  // The last to arrive: which slices were left to it. All threads of the warpgroup.
+  __device__ __forceinline__ void take_over(MergeDuty const& duty) const {
+    for (int i = thread_in_group(); i < duty.pieces; i += kWarpGroup) {
+      unsigned found = 0;
+      if (i != duty.index) {
+        unsigned* const flag = slice_flag<Traits>(p, slots()[i] / 2, half, slots()[i] % 2);
+        found = atomic_exchange_acq_rel(flag, kDone);
+        if (found != 0) *flag = 0;
+      }
+      left()[i] = found == kLeft;
+    }
+    group_sync();
+  }
+  __device__ __forceinline__ void merge_slice(MergeDuty const& duty, int slice) const {
+    QueryRows<Traits> const rows{p, duty.row, duty.tile};
+    int const all = rows.count() * kChunks;
+    int const begin = slice * all / duty.pieces, end = (slice + 1) * all / duty.pieces;
+    find_weights(duty.pieces, begin / kChunks, ceil_div(end, kChunks), rows);
+    group_sync();
+    add_up(duty.pieces, begin, end, rows);
+    group_sync();  // the scratch may be used again
+  }
+
   // The partial slot of every piece, in the order of the keys.
   __device__ __forceinline__ void find_slots(MergeDuty const& duty) const {
     Schedule<Traits> const schedule(p, smem.walk[0]);
