@@ -635,6 +635,28 @@ def test_four_matrices() -> None:
     assert (words(body, threads=32) == 4000 + np.arange(32)).all()
 
 
+def _hand_over(dec: int, inc: int) -> str:
+    return f"""
+  .reg .pred %q;
+  setp.lt.u32 %q, %r1, 128;
+  @%q bra TAKE;
+  setmaxnreg.dec.sync.aligned.u32 {dec};
+  bra DONE;
+TAKE:
+  setmaxnreg.inc.sync.aligned.u32 {inc};
+DONE:
+  st.global.u32 [%rd3], %r1;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_registers_come_from_the_pool_of_the_launch(schedule: str) -> None:
+    """384 threads start with 168 registers each: 184 + 2 x 160 fit, 176 + 2 x 168 wait for ever."""
+    assert (words(_hand_over(160, 184), threads=384, schedule=schedule) == np.arange(384)).all()
+    with pytest.raises(EmulatorError, match=r"setmaxnreg.inc 176: .* at most 168 registers a thread"):
+        words(_hand_over(168, 176), threads=384, schedule=schedule)
+
+
 def test_register_counts() -> None:
     assert (
         words("  setmaxnreg.inc.sync.aligned.u32 184;\n  st.global.u32 [%rd3], %r1;\n", threads=128) < 128
