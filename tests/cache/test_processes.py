@@ -177,8 +177,9 @@ def test_nothing_is_ever_downloaded(tmp_path: Path) -> None:
     """A build in which no socket can be opened, also not by a worker."""
     block = (
         "import socket\n"
-        "def refuse(*a, **k): raise AssertionError('network')\n"
-        "socket.socket = socket.create_connection = refuse\n"
+        "class Refused(socket.socket):\n"  # a class: the ssl module derives its sockets from it
+        "    def __init__(self, *a, **k): raise AssertionError('network')\n"
+        "socket.socket = socket.create_connection = Refused\n"
     )
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(block)
