@@ -94,7 +94,7 @@ struct Merge {
     QueryRows<Traits> const rows{p, duty.row, duty.tile};
     int const all = rows.count() * kChunks;
     int const begin = slice * all / duty.pieces, end = (slice + 1) * all / duty.pieces;
-    find_weights(duty.pieces, begin / kChunks, ceil_div(end, kChunks), rows);
+    find_weights(duty.pieces, begin, end, rows);
     group_sync();
     add_up(duty.pieces, begin, end, rows);
     group_sync();  // the scratch may be used again
@@ -114,9 +114,9 @@ struct Merge {
 
   // One warp a row: what each piece counts for, and the row's log-sum-exp by the warpgroup that
   // holds its first chunk.
-  __device__ __forceinline__ void find_weights(int pieces, int first_row, int end_row,
+  __device__ __forceinline__ void find_weights(int pieces, int begin, int end,
                                                QueryRows<Traits> const& rows) const {
-    int const lane = lane_id();
+    int const lane = lane_id(), first_row = begin / kChunks, end_row = ceil_div(end, kChunks);
     for (int row = first_row + warp_in_group(); row < end_row; row += 4) {
       float top = negative_infinity(), sum = 0.f;
 #pragma unroll 1
@@ -134,7 +134,8 @@ struct Merge {
         weights()[(row - first_row) * pieces + i] =
             exp2_approx(partial_lse(i, row) - reference) * inverse;
       }
-      if (half == 0 && lane == 0 && p.lse != nullptr) {
+      bool const starts_here = row * kChunks >= begin;  // a row may reach over two slices
+      if (half == 0 && starts_here && lane == 0 && p.lse != nullptr) {
         *rows.lse(row) = sum == 0.f ? negative_infinity() : (reference + log2_approx(sum)) * kLn2;
       }
     }
