@@ -9,7 +9,6 @@
 namespace mlagen {
 
 using uint16_t = unsigned short;
-using uint32_t = unsigned;
 using uint64_t = unsigned long long;
 
 // A list of numbers as a type, to expand arrays into arguments: 0, 1, ..., kN - 1.
