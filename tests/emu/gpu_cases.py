@@ -7,36 +7,16 @@ GPU, `test_recorded.py` on the emulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mlagen.emu.tensormap import ElementType, Fill, Swizzle
 from tests.emu import test_mma_sync, test_tma, test_wgmma
+from tests.emu.gpu_case import Case
+from tests.emu.gpu_memory import memory_cases
+from tests.emu.gpu_scalar import scalar_cases
 from tests.emu.small_kernels import kernel
-
-
-@dataclass
-class Case:
-    """One launch. args: "in0" (an input), "out" (the output), "map" (the tensor map, over in0) or a number,
-    one per parameter.
-
-    ulps: how far results may be from the recorded ones, in units of the last place of fp32; 0 asks for equal
-    bits.
-    """
-
-    name: str
-    ptx: str
-    inputs: list[np.ndarray]
-    output: tuple[tuple[int, ...], Any]
-    args: list[str | int]
-    block: int = 128
-    grid: int = 1
-    cluster: int = 1
-    dynamic_shared: int = 65536
-    map: dict[str, Any] = field(default_factory=dict)
-    ulps: int = 0
 
 
 def wgmma_cases() -> list[Case]:
@@ -44,15 +24,28 @@ def wgmma_cases() -> list[Case]:
     out = []
     for form in test_wgmma.FORMS:
         out.append(_wgmma(f"wgmma {form}", form, test_wgmma.operands(form)))
+    half = test_wgmma.Form(64, "f16")
     plain = test_wgmma.Form(64)
+    for form in (test_wgmma.Form(64, "f16", registers=True), test_wgmma.Form(256, "f16", b_mn=True)):
+        out.append(_wgmma(f"wgmma {form}", form, test_wgmma.operands(form)))
     for spread in (8, 20, 40):
         out.append(_wgmma(f"wgmma spread {spread}", plain, test_wgmma.operands(plain, spread, spread)))
     rng = np.random.default_rng(9)
     tiny = tuple(rng.integers(0, 0x100, (64, 16)).astype(np.uint16) for _ in range(2))
     large = (tiny[0], (rng.integers(0x7000, 0x7F00, (64, 16))).astype(np.uint16))
     any_bits = tuple(rng.integers(0, 0x10000, (64, 16)).astype(np.uint16) for _ in range(2))
-    for name, pair in (("subnormal", tiny), ("subnormal times large", large), ("any bits", any_bits)):
-        out.append(_wgmma(f"wgmma {name}", plain, pair))
+    finite = tuple(bits & 0xBFFF for bits in any_bits)
+    opposed = test_wgmma.operands(plain, 3, 8)
+    opposed[1][:, 8:] = opposed[1][:, :8] ^ 0x8000
+    opposed[0][:, 8:] = opposed[0][:, :8] + 1
+    pairs = {"subnormal": tiny, "subnormal times large": large, "any bits": any_bits, "cancelling": opposed}
+    out += [_wgmma(f"wgmma {name}", plain, pair) for name, pair in pairs.items()]
+    pairs = {"any bits": any_bits, "any finite bits": finite, "subnormal": tiny, "cancelling": opposed}
+    out += [_wgmma(f"wgmma f16 {name}", half, pair) for name, pair in pairs.items()]
+    for kind in ("e4m3", "e5m2"):
+        form = test_wgmma.Form(64, kind)
+        bits = tuple(rng.integers(0, 0x100, (64, 32)).astype(np.uint8) & 0xBB for _ in range(2))
+        out.append(_wgmma(f"wgmma {kind} any finite bits", form, bits))
     return out
 
 
@@ -120,58 +113,9 @@ def _tma(name: str, instruction: str, tensor: np.ndarray, size: int, where: dict
     return Case(name, ptx, [tensor], out, ["out", "map"], block=32, dynamic_shared=32768, map=where)
 
 
-_UNARY = {
-    "cvt.rn.bf16x2": ("cvt.rn.bf16x2.f32 %r3, %f1, %f2;", 0),
-    "cvt.rz.bf16x2": ("cvt.rz.bf16x2.f32 %r3, %f1, %f2;", 0),
-    "cvt.rn.relu.bf16x2": ("cvt.rn.relu.bf16x2.f32 %r3, %f1, %f2;", 0),
-    "cvt.rn.f16x2": ("cvt.rn.f16x2.f32 %r3, %f1, %f2;", 0),
-    "cvt.rz.f16x2": ("cvt.rz.f16x2.f32 %r3, %f1, %f2;", 0),
-    "cvt.rn.satfinite.e4m3x2": ("cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2; cvt.u32.u16 %r3, %h1;", 0),
-    "cvt.rn.satfinite.e5m2x2": ("cvt.rn.satfinite.e5m2x2.f32 %h1, %f1, %f2; cvt.u32.u16 %r3, %h1;", 0),
-    "fma.rn": ("fma.rn.f32 %f3, %f1, %f2, %f1; mov.b32 %r3, %f3;", 0),
-    "fma.rn.ftz": ("fma.rn.ftz.f32 %f3, %f1, %f2, %f1; mov.b32 %r3, %f3;", 0),
-    "mul.ftz": ("mul.ftz.f32 %f3, %f1, %f2; mov.b32 %r3, %f3;", 0),
-    "ex2.approx.ftz": ("ex2.approx.ftz.f32 %f3, %f1; mov.b32 %r3, %f3;", 4),
-    "lg2.approx.ftz": ("lg2.approx.ftz.f32 %f3, %f1; mov.b32 %r3, %f3;", 8),
-    "rcp.approx.ftz": ("rcp.approx.ftz.f32 %f3, %f1; mov.b32 %r3, %f3;", 2),
-}
-
-
-def arithmetic_cases() -> list[Case]:
-    """Conversions and arithmetic on 4096 pairs of fp32: random bits, and values of moderate size."""
-    rng = np.random.default_rng(5)
-    bits = rng.integers(0, 2**32, (2048, 2), dtype=np.uint32)
-    moderate = (rng.standard_normal((2048, 2)) * np.exp2(rng.integers(-20, 20, (2048, 2)))).astype(np.float32)
-    pairs = np.concatenate([bits, moderate.view(np.uint32)])
-    out = []
-    for name, (text, ulps) in _UNARY.items():
-        given = pairs
-        if name.startswith("ex2"):
-            given = rng.uniform(-130, 20, (4096, 2)).astype(np.float32).view(np.uint32)
-        elif name.startswith("lg2"):
-            given = np.abs(moderate).repeat(2, 0).view(np.uint32)
-        body = f"""
-  ld.param.u64 %rd1, [pairs];
-  ld.param.u64 %rd2, [out];
-  mov.u32 %r1, %ctaid.x;
-  mov.u32 %r2, %tid.x;
-  mad.lo.u32 %r1, %r1, 128, %r2;
-  mad.wide.u32 %rd3, %r1, 8, %rd1;
-  mad.wide.u32 %rd4, %r1, 4, %rd2;
-  ld.global.v2.f32 {{%f1, %f2}}, [%rd3];
-  {text}
-  st.global.u32 [%rd4], %r3;"""
-        ptx = kernel(body, (".u64 pairs", ".u64 out"))
-        case = Case(
-            name, ptx, [given], ((4096,), np.uint32), ["in0", "out"], grid=32, dynamic_shared=0, ulps=ulps
-        )
-        out.append(case)
-    return out
-
-
 def all_cases() -> list[Case]:
     """Every case, by name."""
-    cases = wgmma_cases() + mma_sync_cases() + tma_cases() + arithmetic_cases()
+    cases = wgmma_cases() + mma_sync_cases() + tma_cases() + memory_cases() + scalar_cases()
     assert len({c.name for c in cases}) == len(cases)
     return cases
 

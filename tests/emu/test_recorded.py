@@ -19,6 +19,8 @@ from tests.emu.gpu_cases import Case, all_cases, tensor_maps
 
 FOLDER = Path(__file__).parent / "recorded"
 RECORDS: dict[str, Any] = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("sm_*.json"))}
+NOTHING = ("tma page", "tma latent page", "tma rope page", "wgmma subnormal", "vote.sync")
+"""Cases whose output may be all zero: pages beyond the tensor, products that underflow, votes."""
 CASES = {case.name: case for case in all_cases()}
 
 
@@ -47,7 +49,7 @@ def emulate(case: Case) -> np.ndarray:
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_runs(name: str) -> None:
     out = emulate(CASES[name])
-    assert out.view(np.uint8).any() or name in ("tma page 3", "tma page -1", "wgmma subnormal")
+    assert out.view(np.uint8).any() or name.startswith(NOTHING)
     for where, record in RECORDS.items():
         compare(CASES[name], out, record["cases"].get(name), where)
 

@@ -35,7 +35,7 @@ class Form:
 
     @property
     def size(self) -> int:
-        return 1 if self.type == "e4m3" else 2
+        return 1 if self.type.startswith("e") else 2
 
     @property
     def k(self) -> int:

@@ -136,9 +136,10 @@ def mbarrier_expect_tx(ins: Instruction, bind: Binder) -> Bound:
 
 
 def run_complete(warp: Warp, lanes: Array, address: Array, count: Array) -> None:
-    """Count bytes as arrived, as a copy would."""
+    """Count bytes as arrived, as a copy would that the warp has waited for."""
+    stamp = warp.actor.release()
     for lane in _lanes(lanes):
-        warp.mbarrier(int(address[lane])).complete_tx(int(count[lane]), None)
+        warp.mbarrier(int(address[lane])).complete_tx(int(count[lane]), stamp)
 
 
 @instruction("mbarrier.complete_tx", section="9.7.13.15.12 mbarrier.complete_tx")
