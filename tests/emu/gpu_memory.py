@@ -150,6 +150,10 @@ def _mbarrier() -> str:
     return "setp.ne.u32 %p9, %r1, 0;\n" + text + "AFTER:"
 
 
+PARAMETERS = """
+  ld.param.u32 %r20, [pair]; ld.param.v2.u32 {%r22, %r21}, [pair]; ld.param.f32 %f1, [pair+4];
+  mov.b32 %r23, %f1; cvta.to.global.u64 %rd8, %rd3; ld.global.u32 %r24, [%rd8];"""
+
 PAIR = """
   mov.u32 %r40, %cluster_ctarank; xor.b32 %r41, %r40, 1;
   setp.eq.u32 %p1, %r1, 0;
@@ -229,6 +233,8 @@ def memory_cases() -> list[Case]:
         if name == "setmaxnreg":
             ptx = ptx.replace("\n{\n", "\n.maxntid 128\n.minnctapersm 1\n.maxnreg 168\n{\n", 1)
         out.append(Case(name, ptx, [given], ((128, WORDS), np.uint32), ["in0", "out"]))
+    ptx = kernel(HEAD + PARAMETERS + TAIL, (".u64 given", ".u64 out", ".u64 pair"))
+    out.append(Case("ld.param", ptx, [given], ((128, WORDS), np.uint32), ["in0", "out", 0x3FC0000012345678]))
     for name, text in CLUSTER.items():
         ptx = kernel(HEAD + text + TAIL, (".u64 given", ".u64 out"))
         case = Case(name, ptx, [given], ((256, WORDS), np.uint32), ["in0", "out"], grid=2, cluster=2)
@@ -246,6 +252,16 @@ def _tma(name: str, text: str, tensor: np.ndarray, size: int, where: dict[str, A
     )  # fmt: skip
 
 
+ROPE: dict[str, Any] = {
+    "element": ElementType.FLOAT16,
+    "extents": (64, 8, 8, 3),
+    "strides": (1152, 8 * 1152, 64 * 1152),
+    "box": (64, 8, 8, 1),
+    "swizzle": Swizzle.B128,
+}
+"""The map of the rope part of a page: 64 columns, 8 rows, row groups, pages."""
+
+
 def multicast_cases() -> list[Case]:
     """Each CTA of a pair loads one half and gives it to both, as our kernels share a tile."""
     cache = np.arange(3 * 64 * 576, dtype=np.uint16).reshape(3, 64, 576)
@@ -257,7 +273,15 @@ def multicast_cases() -> list[Case]:
     before = half.format(step=64 * 128 // 2) + "mov.u16 %h1, 3; mov.u64 %rd9, 0x1000000000000000;"
     box = {**where, "box": (64, 8, 4, 1, 1)}
     size = 2 * 64 * 128 // 2
-    return [_tma("tma multicast", load, cache, size, box, before=before, cluster=2)]
+    rope = test_tma.LOAD.format(rank=4) + (
+        ".multicast::cluster.L2::cache_hint [%r20], [%rd3, {0, 0, %r22, 1}], [%r10], %h1, %rd9;"
+    )
+    return [
+        _tma("tma multicast", load, cache, size, box, before=before, cluster=2),
+        _tma(
+            "tma multicast rope", rope, cache, size, {**ROPE, "box": (64, 8, 4, 1)}, before=before, cluster=2
+        ),
+    ]
 
 
 def _pages(page: int) -> dict[str, Any]:
@@ -274,7 +298,7 @@ def _pages(page: int) -> dict[str, Any]:
 def own_tma_cases() -> list[Case]:
     """The boxes of our kernels: pages of 8 to 64 rows, the rope part, beyond the last page."""
     out = []
-    hint = "mov.u64 %rd9, 0x14F0000000000000;"
+    hint = "mov.u64 %rd9, 0x14F0000000000000; prefetch.tensormap [%rd3];"
     for page in (8, 16, 32):
         cache = np.arange(3 * page * 576, dtype=np.uint16).reshape(3, page, 576)
         for at in (1, 3):
@@ -285,16 +309,9 @@ def own_tma_cases() -> list[Case]:
                 _tma(f"tma latent page of {page} at {at}", load, cache, page * 512, _pages(page), before=hint)
             )
     cache = np.arange(3 * 64 * 576, dtype=np.uint16).reshape(3, 64, 576)
-    rope = {
-        "element": ElementType.FLOAT16,
-        "extents": (64, 8, 8, 3),
-        "strides": (1152, 8 * 1152, 64 * 1152),
-        "box": (64, 8, 8, 1),
-        "swizzle": Swizzle.B128,
-    }
     for at in (2, 3, -1):
         load = (
             test_tma.LOAD.format(rank=4) + f".L2::cache_hint [%r11], [%rd3, {{0, 0, 0, {at}}}], [%r10], %rd9;"
         )
-        out.append(_tma(f"tma rope page at {at}", load, cache, 64 * 128, rope, before=hint))
+        out.append(_tma(f"tma rope page at {at}", load, cache, 64 * 128, ROPE, before=hint))
     return out

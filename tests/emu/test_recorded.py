@@ -13,37 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlagen.emu.emulator import Emulator
 from mlagen.emu.tensormap import encode_tiled
-from tests.emu.gpu_cases import Case, all_cases, tensor_maps
+from tests.emu.gpu_case import Case
+from tests.emu.gpu_cases import all_cases, tensor_maps
+from tests.emu.replay import emulate
 
 FOLDER = Path(__file__).parent / "recorded"
 RECORDS: dict[str, Any] = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("sm_*.json"))}
 NOTHING = ("tma page", "tma latent page", "tma rope page", "wgmma subnormal", "vote.sync")
 """Cases whose output may be all zero: pages beyond the tensor, products that underflow, votes."""
 CASES = {case.name: case for case in all_cases()}
-
-
-def emulate(case: Case) -> np.ndarray:
-    """The output of a case; the sanitizers must be silent."""
-    emulator, out = Emulator(case.ptx), np.zeros(*case.output)
-    places = {f"in{i}": emulator.array(np.ascontiguousarray(x)) for i, x in enumerate(case.inputs)}
-    places["out"] = emulator.array(out)
-    args: list[Any] = []
-    for arg in case.args:
-        if arg == "map":
-            args.append(encode_tiled(address=places["in0"].address, **case.map))
-        else:
-            args.append(places[arg] if isinstance(arg, str) else arg)
-    emulator.launch(
-        "k",
-        grid=case.grid,
-        block=case.block,
-        cluster=case.cluster,
-        dynamic_shared=case.dynamic_shared,
-        args=args,
-    )
-    return out
 
 
 @pytest.mark.parametrize("name", CASES)
