@@ -12,12 +12,12 @@ from mlagen import paths
 from mlagen.spec import KernelSpec
 
 ROOT = Path(__file__).resolve().parent.parent
-SPEC = KernelSpec("sm_90a", "bf16", "bf16", 16, 64, 16, 1)  # type: ignore[arg-type]
+SPEC = KernelSpec("sm_90a", "bf16", "bf16", 16, 64, 128, 1)  # type: ignore[arg-type]
 
 # Prints "<compiles> <hits> <digest> <sha256 of the cubin>" for the small kernel.
 LOAD = """
 import hashlib, mlagen
-spec = mlagen.KernelSpec("sm_90a", "bf16", "bf16", 16, 64, 16, 1)
+spec = mlagen.KernelSpec("sm_90a", "bf16", "bf16", 16, 64, 128, 1)
 artifact = mlagen.build.load_artifact(spec)
 counts = mlagen.build.stats()
 print(counts.compiles, counts.hits, artifact.manifest["digest"], hashlib.sha256(artifact.cubin).hexdigest())

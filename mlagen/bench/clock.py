@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mlagen.bench.sampler import Sampler, Sensors, medians
+
 BURST_MS = 25.0
 LEAST_REPLAYS, MOST_REPLAYS = 5, 200
-SMI_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+MOST_LONG_REPLAYS = 20000
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a case is measured.
+
+    Attributes:
+        pause: seconds of rest before each burst, so that the power limit does not bite.
+        bursts: bursts of about BURST_MS.
+        sustain: seconds of back-to-back replays at the end, 0 for none.
+    """
+
+    pause: float = 0.4
+    bursts: int = 2
+    sustain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +39,8 @@ class Timing:
         bursts: median of each burst.
         replays, steps_a_replay: how many there were.
         sustained: median of the last third of a long run, None if there was none.
-        clocks: what nvidia-smi said right after the last burst.
+        clocks: readings during the bursts, see mlagen.bench.sampler.
+        sustained_clocks: readings late in the long run.
     """
 
     median: float
@@ -34,42 +51,15 @@ class Timing:
     replays: int
     steps_a_replay: int
     sustained: float | None
-    clocks: dict[str, str]
+    clocks: dict[str, float]
+    sustained_clocks: dict[str, float]
 
 
-def clocks(device: int) -> dict[str, str]:
-    """Clocks, power and temperature now, as nvidia-smi names them; empty where it is not installed."""
-    command = [
-        "nvidia-smi",
-        f"--id={device}",
-        f"--query-gpu={','.join(SMI_FIELDS)}",
-        "--format=csv,noheader,nounits",
-    ]
-    try:
-        text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(SMI_FIELDS, (part.strip() for part in text.splitlines()[0].split(",")), strict=False))
+def capture(step: Callable[[int], Any], sets: int) -> tuple[Any, int, Any]:
+    """Captures `step(i)` for all sets in one graph; twice each where there are few.
 
-
-def time_steps(
-    step: Callable[[int], Any],
-    sets: int,
-    *,
-    device: int,
-    bursts: int = 2,
-    pause: float = 0.4,
-    sustain: float = 0.0,
-) -> Timing:
-    """Times `step(i)` for i in 0..sets-1, captured in one graph.
-
-    Args:
-        step: launches one decode step on page set i on the current stream; nothing else may be launched.
-        sets: page sets.
-        device: number of the GPU, for nvidia-smi.
-        bursts: bursts of about 25 ms, each after a pause so that the power limit does not bite.
-        pause: seconds before each burst.
-        sustain: seconds of back-to-back replays at the end, 0 for none.
+    Returns:
+        The graph, the steps in it, and the stream that it was captured on.
     """
     import torch
 
@@ -85,20 +75,36 @@ def time_steps(
         for _ in range(rounds):
             for index in range(sets):
                 step(index)
-    steps = rounds * sets
+    return graph, rounds * sets, stream
+
+
+def time_steps(step: Callable[[int], Any], sets: int, sensors: Sensors, effort: Effort) -> Timing:
+    """Times `step(i)` for i in 0..sets-1, captured in one graph.
+
+    Args:
+        step: launches one decode step on page set i on the current stream; nothing else may be launched.
+        sets: page sets.
+        sensors: of the GPU.
+        effort: how long.
+    """
+    import torch
+
+    graph, steps, stream = capture(step, sets)
     with torch.cuda.stream(stream):
-        replay_ms = min(_replay(graph, 3, 1)) / 1e3
+        replay_ms = min(_replay(graph, 3, 1)[0]) / 1e3
         count = int(max(LEAST_REPLAYS, min(MOST_REPLAYS, BURST_MS / replay_ms)))
-        samples = []
-        for _ in range(bursts):
-            time.sleep(pause)
-            samples.append(_replay(graph, count + 1, steps)[1:])
-        now = clocks(device)
-        sustained = None
-        if sustain:
-            long = _replay(graph, int(max(10, min(20000, sustain * 1e3 / replay_ms))), steps)
-            sustained = statistics.median(long[-(len(long) // 3) :])
-            now = clocks(device)
+        samples, readings = [], []
+        for _ in range(effort.bursts):
+            time.sleep(effort.pause)
+            times, reading = _replay(graph, count + 1, steps, sensors)
+            samples.append(times[1:])
+            readings.append(reading)
+        sustained, late = None, {}
+        if effort.sustain:
+            replays = int(max(10, min(MOST_LONG_REPLAYS, effort.sustain * 1e3 / replay_ms)))
+            with Sampler(sensors) as sampler:
+                long, _ = _replay(graph, replays, steps)
+            sustained, late = statistics.median(long[-(len(long) // 3) :]), sampler.late()
     every = sorted(value for burst in samples for value in burst)
     return Timing(
         median=statistics.median(every),
@@ -109,12 +115,15 @@ def time_steps(
         replays=len(every),
         steps_a_replay=steps,
         sustained=sustained,
-        clocks=now,
+        clocks=medians(readings),
+        sustained_clocks=late,
     )
 
 
-def _replay(graph: Any, count: int, steps: int) -> list[float]:
-    """Microseconds of one step in each of `count` replays."""
+def _replay(
+    graph: Any, count: int, steps: int, sensors: Sensors | None = None
+) -> tuple[list[float], dict[str, float]]:
+    """Microseconds of one step in each of `count` replays, and a reading while they run."""
     import torch
 
     cuda: Any = torch.cuda
@@ -123,5 +132,46 @@ def _replay(graph: Any, count: int, steps: int) -> list[float]:
     for index in range(count):
         graph.replay()
         events[index + 1].record()
+    reading = sensors.read() if sensors is not None and sensors.fast else {}
     events[count].synchronize()
-    return [events[index].elapsed_time(events[index + 1]) * 1e3 / steps for index in range(count)]
+    if sensors is not None and not sensors.fast:
+        reading = sensors.read()
+    times = [events[index].elapsed_time(events[index + 1]) * 1e3 / steps for index in range(count)]
+    return times, reading
+
+
+def time_host(call: Callable[[], Any], *, rounds: int = 30, calls: int = 50) -> dict[str, float]:
+    """Microseconds that the host spends in one eager call, the GPU not waited for.
+
+    Args:
+        call: launches one step.
+        rounds: groups of calls; the GPU is waited for between them, outside the time.
+        calls: calls of a group, few enough that the launch queue never fills.
+
+    Returns:
+        median, least and p90 of the groups' means, and of single calls the median.
+    """
+    import torch
+
+    for _ in range(20):
+        call()
+    means, single = [], []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        means.append((time.perf_counter() - start) / calls * 1e6)
+        torch.cuda.synchronize()
+        for _ in range(5):
+            start = time.perf_counter()
+            call()
+            single.append((time.perf_counter() - start) * 1e6)
+        torch.cuda.synchronize()
+    means.sort()
+    return {
+        "host_us_median": statistics.median(means),
+        "host_us_least": means[0],
+        "host_us_p90": means[len(means) * 9 // 10],
+        "host_us_single_median": statistics.median(single),
+    }

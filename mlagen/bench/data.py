@@ -85,8 +85,8 @@ def make(case: BenchCase, pool: Pool) -> StepData:
         )
     nbytes = work(case.lengths, case.h_q, case.s_q).nbytes
     sets = max(1, min(MOST_SETS, pages // total, max(2, -(-DISTINCT_BYTES // nbytes))))
-    generator = torch.Generator(device=device).manual_seed(7)
-    order = torch.randperm(pages, generator=generator, device=device).to(torch.int32)
+    generator = torch.Generator(device=device).manual_seed(7 + sum(case.lengths) % 1000 + case.h_q)
+    order = torch.randperm(pages, generator=generator, device=device, dtype=torch.int32)
     used = torch.arange(width, device=device)[None] < torch.tensor(needs, device=device)[:, None]
     tables, lists = [], []
     for index in range(sets):

@@ -1,4 +1,4 @@
-"""The table of a benchmark. Rows that lose stay in it; there is no average."""
+"""The tables of a benchmark. Rows that lose stay in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mlagen.bench.measure import Measurement
+from mlagen.bench.results import Line, best_peer, is_ours, timed
 
 HEADINGS = (
     ("case", "left"),
@@ -17,62 +17,113 @@ HEADINGS = (
     ("sustained us", "right"),
     ("TFLOP/s", "right"),
     ("TB/s needed", "right"),
-    ("TB/s L2 (computed)", "right"),
     ("% of floor", "right"),
-    ("x best baseline", "right"),
+    ("x best peer", "right"),
+    ("MHz", "right"),
+    ("W", "right"),
     ("correct", "left"),
 )
 FOOTNOTE = (
     "floor = max(bytes needed / 4.6 TB/s, FLOP / 790 TFLOP/s); bytes needed: cache once + q + out + LSE; "
-    "FLOP: visible "
-    "keys only. us: median of whole steps, cold L2, all kernels of the step; the plan of a baseline is not "
-    "in it. "
-    "TB/s L2: cache rows that all CTAs read plus partial results, from the schedule. "
-    "x best baseline: its time / ours (or / this baseline's)."
+    "FLOP: visible keys only. us: median of whole steps, cold L2, all kernels of the step; the plan of a "
+    "peer is not in it. x best peer: the fastest peer's time / this time. MHz and W: during the bursts."
 )
 
 
-def best_baselines(rows: Sequence[Measurement]) -> dict[str, float]:
-    """Case -> least median of a subject that is not ours."""
-    best: dict[str, float] = {}
-    for row in rows:
-        if row.timing is not None and not row.subject.startswith("mlagen"):
-            best[row.case] = min(best.get(row.case, float("inf")), row.timing.median)
-    return best
-
-
-def table(rows: Sequence[Measurement]) -> Table:
+def table(lines: Sequence[Line]) -> Table:
     """All measurements as a rich table."""
     made = Table(title="decode step", caption=FOOTNOTE, caption_justify="left")
     for heading, justify in HEADINGS:
         made.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    best = best_baselines(rows)
-    for row in rows:
-        made.add_row(*cells(row, best))
+    by_case = timed(lines)
+    for line in lines:
+        if line.get("kind", "time") == "time":
+            made.add_row(*cells(line, best_peer(by_case.get(line["case"], {}))))
     return made
 
 
-def cells(row: Measurement, best: dict[str, float]) -> list[str]:
+def cells(line: Line, peer: Line | None) -> list[str]:
     """One line of the table."""
-    values: dict[str, Any] = row.as_dict()
-    if row.timing is None:
-        return [row.case, row.subject, *["-"] * 8, row.error]
-
-    def number(name: str, digits: int) -> str:
-        value = values.get(name)
-        return "-" if value is None else f"{value:.{digits}f}"
-
-    baseline = best.get(row.case)
+    if line.get("error") or "us_median" not in line:
+        return [line["case"], line["subject"], *["-"] * (len(HEADINGS) - 3), line.get("error", "")]
+    clocks = line.get("clocks") or {}
     return [
-        row.case,
-        row.subject,
-        number("us_median", 1),
-        f"{row.timing.p10:.1f}..{row.timing.p90:.1f}",
-        number("us_sustained", 1),
-        number("tflops", 0),
-        number("tb_per_s_needed", 2),
-        number("tb_per_s_l2_computed", 2),
-        number("percent_of_floor", 0),
-        "-" if baseline is None else f"{baseline / row.timing.median:.2f}",
+        line["case"],
+        line["subject"],
+        number(line["us_median"], 1),
+        f"{line['us_p10']:.1f}..{line['us_p90']:.1f}",
+        number(line.get("us_sustained"), 1),
+        number(line["tflops"], 0),
+        number(line["tb_per_s_needed"], 2),
+        number(line.get("percent_of_floor"), 0),
+        "-" if peer is None else f"{peer['us_median'] / line['us_median']:.2f}",
+        number(clocks.get("sm_mhz"), 0),
+        number(clocks.get("watts"), 0),
         "yes",
     ]
+
+
+def number(value: Any, digits: int) -> str:
+    """A number, or a dash for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def ceilings_text(line: Line) -> str:
+    """The limits that the run measured, in one line."""
+    parts = [
+        f"reading {number(line['read_tb_per_s'], 2)} TB/s",
+        f"bf16 8192^3 matmul {number(line['matmul_tflops'], 0)} TFLOP/s in a burst",
+    ]
+    if line["matmul_tflops_sustained"] is not None:
+        parts.append(f"{number(line['matmul_tflops_sustained'], 0)} sustained")
+    return "; ".join(parts + list(line["problems"]))
+
+
+def shares(lines: Sequence[Line]) -> list[str]:
+    """How near our lines come to the limits that the same run measured."""
+    ceilings = next((line for line in lines if line.get("kind") == "ceilings"), None)
+    if ceilings is None:
+        return []
+    made = []
+    for line in lines:
+        if line.get("kind", "time") != "time" or "us_median" not in line or not is_ours(line):
+            continue
+        parts = [
+            f"{100 * value / limit:.1f} % of {what}"
+            for value, limit, what in (
+                (line["tb_per_s_needed"], ceilings["read_tb_per_s"], "reading"),
+                (line["tflops"], ceilings["matmul_tflops"], "matmul"),
+                (line.get("tflops_sustained"), ceilings["matmul_tflops_sustained"], "sustained matmul"),
+            )
+            if value and limit
+        ]
+        if parts:
+            made.append(f"{line['case']} {line['subject']}: {', '.join(parts)}")
+    return made
+
+
+def summary_text(made: Line) -> str:
+    """The kept result in a few lines."""
+    mean, least = made["geometric_mean"], made["least_ratio"]
+    rows = [line for line in made["rows"] if line["ratio"] is not None]
+    text = (
+        f"{len(rows)} of {len(made['rows'])} rows with ours and a peer: geometric mean of "
+        f"best peer / {made['ours']} {number(mean, 3)}, least {number(least, 3)}"
+    )
+    if made["rows_below_1"]:
+        text += f"; behind the best peer: {', '.join(made['rows_below_1'])}"
+    if made["wrong"]:
+        text += f"; without a time: {', '.join(made['wrong'])}"
+    return text
+
+
+def traffic_text(line: Line) -> str:
+    """The counted bytes of one step in one line."""
+    if line.get("error"):
+        return f"bytes moved were not counted: {line['error']}"
+    needed = line["bytes_needed"]
+    text = f"{line['case']} {line['subject']}: DRAM read {line['dram_read_bytes'] / 1e6:.1f} MB"
+    text += (
+        f", written {line['dram_written_bytes'] / 1e6:.1f} MB, L2 read {line['l2_read_bytes'] / 1e6:.1f} MB"
+    )
+    return text + ("" if not needed else f"; needed {needed / 1e6:.1f} MB (counted by ncu)")

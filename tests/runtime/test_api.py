@@ -84,7 +84,7 @@ def test_the_choice_does_not_depend_on_batch_or_lengths(fake):
     for batch, width, s_q in ((1, 1, 1), (64, 4, 2), (500, 2000, 1)):
         mlagen.mla_decode(**arguments(batch=batch, width=width, s_q=s_q, h_q=128))
         names.add(fake.launches[-1]["function"])
-    assert names == {"mla_decode_sm90_wgmma_bf16_bf16_h128_p64_s64_1sm"}
+    assert names == {"mla_decode_sm90_wgmma_bf16_bf16_h128_p64_s128_1sm"}
 
 
 def test_no_rows_no_launch_no_tensor_map_no_driver(monkeypatch, fake):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlagen import heuristics
 from mlagen.errors import SpecError
 from mlagen.plan import make_plan
 from mlagen.shipped import generated_specs, preset, presets, shipped_specs
@@ -17,8 +18,20 @@ def test_deepseek_v3_and_kimi_k2_are_there_for_every_rank_size_in_both_groups() 
         assert {(spec.h_q, spec.cta_group) for spec in specs} == {
             (h, group) for h in heads for group in (1, 2)
         }
-        assert {(spec.page_size, spec.max_split, spec.q_dtype) for spec in specs} == {(64, 16, DType.BF16)}
+        assert {(spec.page_size, spec.max_split, spec.q_dtype) for spec in specs} == {(64, 128, DType.BF16)}
         assert shipped.issuperset(specs)
+
+
+def test_the_kernel_of_a_plain_call_is_in_every_preset() -> None:
+    """Whoever built a preset ahead compiles nothing at the first call, with or without drafted tokens."""
+    for name in presets():
+        for spec in preset(name).specs():
+            for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+                for s_q in (1, 2, 4):
+                    choice = heuristics.pick(
+                        spec.arch, gpu, spec.q_dtype, spec.h_q, spec.page_size, s_q, splits=spec.max_split
+                    )
+                    assert choice.spec in preset(name).specs(), choice.why()
 
 
 def test_a_dozen_more_cover_the_other_axes() -> None:
