@@ -26,8 +26,8 @@ from mlagen.emu import (
 from mlagen.emu.interfaces import EmulatorError
 from mlagen.emu.isa import tcgen05_mma, tma, wgmma
 from mlagen.emu.tensormap import Swizzle
-from tests.emu import test_descriptors, test_tcgen05, test_tensormap, test_tma, test_wgmma
-from tests.emu.test_tcgen05 import Form as Tcgen05Form
+from tests.emu import test_descriptors, test_tcgen05_mma, test_tensormap, test_tma, test_wgmma
+from tests.emu.tcgen05_products import Form as Tcgen05Form
 from tests.emu.test_wgmma import Form as WgmmaForm
 
 MODULES = (bulk, descriptors, fragments, numerics, tma_boxes, tmem_layouts, tma, wgmma, tcgen05_mma)
@@ -66,17 +66,17 @@ def wgmma_no_swizzle() -> None:
 
 
 def pair_folded() -> None:
-    test_tcgen05.test_product(Tcgen05Form(128, 128, "B", 2, b_mn=True), "lazy")
+    test_tcgen05_mma.test_product(Tcgen05Form(128, 128, "B", 2, b_mn=True), "lazy")
 
 
 def pair_a_in_tmem() -> None:
-    test_tcgen05.test_each_half_of_the_lanes_multiplies_its_own_copy_of_a(
+    test_tcgen05_mma.test_each_half_of_the_lanes_multiplies_its_own_copy_of_a(
         Tcgen05Form(128, 64, "B", 2, a_tmem=True)
     )
 
 
 def one_cta_64_rows() -> None:
-    test_tcgen05.test_product(Tcgen05Form(64, 64, "F"), "eager")
+    test_tcgen05_mma.test_product(Tcgen05Form(64, 64, "F"), "eager")
 
 
 def tile_load() -> None:
