@@ -9,7 +9,8 @@ import pytest
 
 from mlagen.emu.findings import SanitizerError
 from mlagen.emu.interfaces import EmulatorError
-from tests.emu.tcgen05_products import D64, (
+from tests.emu.tcgen05_products import (
+    D64,
     Form,
     body,
     launch,
