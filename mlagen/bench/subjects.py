@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import mlagen
@@ -156,6 +157,8 @@ class Ours:
         cached, partials = bytes_moved(pieces, spec.cta_group, tiles)
         return {
             "kernel": spec.name,
+            "cta_group": spec.cta_group,
+            "tuning": asdict(spec.tuning),
             "pieces": len(pieces),
             "pieces_that_meet": sum(not piece.direct for piece in pieces),
             "l2_read_bytes_computed": cached,

@@ -21,6 +21,7 @@ _COMMANDS = {
     "doctor": "mlagen.cli.doctor",
     "list": "mlagen.cli.listing",
     "show": "mlagen.cli.show",
+    "tune": "mlagen.cli.tune",
     "verify": "mlagen.cli.verify",
 }
 

@@ -12,18 +12,43 @@ from mlagen.plan import make_plan
 from mlagen.plan.model import Plan
 from mlagen.render import render
 from mlagen.resolve import resolve
-from mlagen.spec import KernelSpec
+from mlagen.spec import Arch, DType, KernelSpec
 
 
 @click.command("show")
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--why", is_flag=True, help="Print which kernel a call gets, and the measurements behind it.")
+@click.option("--heads", type=click.IntRange(1, 128), default=128, help="With --why: heads of the call.")
+@click.option("--s-q", "s_q", type=click.IntRange(min=1), default=1, help="With --why: tokens a row.")
+@click.option("--page-size", type=int, default=64, help="With --why: tokens in a page.")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", help="With --why.")
 @click.option("--source", is_flag=True, help="Print the rendered source.")
 @click.option("--ptx", is_flag=True, help="Print the PTX; builds the kernel if needed.")
 @click.option("--sass", is_flag=True, help="Print the machine code; builds the kernel if needed.")
 @click.option("--profile", is_flag=True, help="Count instructions and bytes of one KV block on the emulator.")
 @json_option
-def command(name: str, source: bool, ptx: bool, sass: bool, profile: bool, as_json: bool) -> None:
-    """Show roles, registers, barriers, shared-memory map, parameters and launch of a kernel."""
+def command(
+    name: str | None,
+    why: bool,
+    heads: int,
+    s_q: int,
+    page_size: int,
+    dtype: str,
+    source: bool,
+    ptx: bool,
+    sass: bool,
+    profile: bool,
+    as_json: bool,
+) -> None:
+    """Show roles, registers, barriers, shared-memory map, parameters and launch of a kernel.
+
+    With --why: which kernel a call gets that names none, for the numbers of NAME or of the options.
+    """
+    if why:
+        _why(name, heads, s_q, page_size, dtype, as_json)
+        return
+    if name is None:
+        raise click.UsageError("a kernel name is needed; `mlagen list` shows them, and --why needs none")
     spec = resolve(name)
     if profile:
         _profile(spec, as_json)
@@ -43,6 +68,33 @@ def command(name: str, source: bool, ptx: bool, sass: bool, profile: bool, as_js
         click.echo("\n".join(texts.values()), nl=False)
     else:
         _print(plan)
+
+
+def _why(name: str | None, heads: int, s_q: int, page_size: int, dtype: str, as_json: bool) -> None:
+    from mlagen import driver, heuristics
+    from mlagen.errors import DeviceError
+
+    given = None if name is None else resolve(name)
+    if given is not None:
+        heads, page_size, dtype = given.h_q, given.page_size, given.q_dtype.value
+    try:
+        gpu = driver.gpu(0)
+        arch, device = heuristics.arch_of(gpu), gpu.name
+    except DeviceError:
+        arch, device = Arch.SM_90A if given is None else given.arch, ""
+    choice = heuristics.pick(arch, device, DType(dtype), heads, page_size, s_q)
+    chosen = choice.spec == given
+    if as_json:
+        row = heuristics.as_json(choice.table)["rows"][choice.table.rows.index(choice.row)]
+        table = {key: value for key, value in heuristics.as_json(choice.table).items() if key != "rows"}
+        print_json(
+            {"kernel": choice.spec.name, "row": row, "table": {**table, "source": choice.table.source}}
+        )
+        return
+    click.echo(choice.why())
+    if given is not None:
+        text = "it is the kernel of a plain call" if chosen else "a plain call gets the one above instead"
+        click.echo(f"asked   {given.name}: {text}")
 
 
 def _profile(spec: KernelSpec, as_json: bool) -> None:
