@@ -201,6 +201,7 @@ struct Epilogue {
     float own0, own1;
     float const peer0 = join(stats.row0, smem.peer_lse[row], own0),
                 peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
+    __syncwarp();  // the four lanes of a row have read it
     if (self.lane() % 4 == 0) {  // out of the registers until write_lse
       smem.peer_lse[row] = stats.row0.x;
       smem.peer_lse[row + 8] = stats.row1.x;
