@@ -306,3 +306,46 @@ def decode(data: bytes) -> TensorMap:
         element, address, tuple(e + 1 for e in (e0, e1, e2, e3, e4)[:rank]), tuple(strides[: rank - 1]),
         tuple(box[:rank]), (1, *steps[1:rank]), swizzle, Fill(head >> 15 & 1), head >> 17 & 3,
     )  # fmt: skip
+
+
+_SHIFTED = {"rank": (4, 3), "elemtype": (7, 4), "interleave_layout": (11, 2), "swizzle_mode": (13, 2),
+            "fill_mode": (15, 1), "swizzle_atomicity": (19, 2)}  # fmt: skip
+INDEXED_FIELDS = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
+"""Fields of `tensormap.replace` that take an ordinal, and how many there are of each."""
+REPLACEABLE = ("global_address", *_SHIFTED, *INDEXED_FIELDS)
+
+
+def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes:
+    """128 bytes with one field of PTX `tensormap.replace.tile` set; the others stay as they are.
+
+    Args:
+        data: a tensor map.
+        field: one of REPLACEABLE.
+        ordinal: which dimension, for INDEXED_FIELDS.
+        value: as the instruction takes it: a rank less 1, extents and boxes in elements, strides in bytes,
+            the codes of the PTX ISA for the others.
+
+    Raises:
+        TensorMapError: a value that has no place in a tensor map.
+    """
+    address, *words = struct.unpack("<Q30I", data)
+    if field == "global_address":
+        address = value
+    elif field in _SHIFTED:
+        at, bits = _SHIFTED[field]
+        if value >> bits:
+            raise _refuse(field, value, f"it has {bits} bits", "see the tables of tensormap.replace")
+        words[0] = words[0] & ~(((1 << bits) - 1) << at) | value << at
+    elif field == "global_dim":
+        words[6 + ordinal] = value - 1 & 0xFFFFFFFF
+    elif field == "global_stride":
+        if value % 16 or value >= MAX_STRIDE:
+            raise _refuse(field, value, f"a multiple of 16 below {MAX_STRIDE} is needed", "pad the rows")
+        words[1 + ordinal] = value >> 4 & 0xFFFFFFFF
+        words[5] = words[5] & ~(15 << 4 * ordinal) | value >> 36 << 4 * ordinal
+    elif field == "element_stride":
+        words[11] = words[11] & ~(7 << 3 * ordinal) | (value - 1 & 7) << 3 * ordinal
+    else:
+        word, at = (11, 24) if ordinal == 0 else (12, 8 * (ordinal - 1))
+        words[word] = words[word] & ~(255 << at) | (value - 1 & 255) << at
+    return struct.pack("<Q30I", address, *words)
