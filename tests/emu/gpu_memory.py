@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mlagen.emu.tensormap import ElementType, Swizzle
-from tests.emu import test_tma
+from mlagen.emu.tensormap import ElementType, Swizzle, encode_tiled
+from tests.emu import test_tensormap_replace, test_tma
 from tests.emu.gpu_case import Case
 from tests.emu.small_kernels import kernel
 
@@ -239,7 +239,18 @@ def memory_cases() -> list[Case]:
         ptx = kernel(HEAD + text + TAIL, (".u64 given", ".u64 out"))
         case = Case(name, ptx, [given], ((256, WORDS), np.uint32), ["in0", "out"], grid=2, cluster=2)
         out.append(case)
-    return out + multicast_cases() + own_tma_cases()
+    return out + multicast_cases() + own_tma_cases() + replace_cases()
+
+
+def replace_cases() -> list[Case]:
+    """Tensor maps with one field replaced, in shared memory."""
+    source = np.frombuffer(encode_tiled(**test_tensormap_replace.BASE), np.uint8).copy()
+    out = []
+    for field, value, _ in test_tensormap_replace.FIELDS:
+        ptx = test_tensormap_replace.replace_text(field, value, "shared::cta")
+        name = f"tensormap.replace {field.split('.')[0]} {value}"
+        out.append(Case(name, ptx, [source], ((128,), np.uint8), ["in0", "out"], 32, dynamic_shared=1024))
+    return out
 
 
 def _tma(name: str, text: str, tensor: np.ndarray, size: int, where: dict[str, Any], **body: Any) -> Case:

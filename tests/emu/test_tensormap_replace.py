@@ -53,11 +53,7 @@ def replace_body(instruction: str, through: str) -> str:
   add.u32 %r3, %r10, %r2; ld.global.u32 %r4, [%rd4]; st.shared.u32 [%r3], %r4; bar.warp.sync -1;
   {change}
   bar.warp.sync -1;
-  {
-        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%r10], 128;"
-        if through == "shared::cta"
-        else "ld.global.u32 %r4, [%rd4]; st.global.u32 [%rd5], %r4;"
-    }
+  {store}
   fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;"""
 
 
@@ -78,7 +74,8 @@ def test_a_field_is_replaced(field: str, value: str, change: dict[str, Any], thr
 
 def test_the_rank_is_given_less_one() -> None:
     small = {
-        k: v[:n] if isinstance(v, tuple) else v for (k, v), n in zip(BASE.items(), [0, 0, 3, 2, 3, 3, 0])
+        k: v[:n] if isinstance(v, tuple) else v
+        for (k, v), n in zip(BASE.items(), [0, 0, 3, 2, 3, 3, 0], strict=True)
     }
     source, out = np.frombuffer(encode_tiled(**small), np.uint8).copy(), np.zeros(128, np.uint8)
     run(replace_text("rank.{}.b1024.b32", "4", "global"), [source, out], block=32)
