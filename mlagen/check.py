@@ -18,6 +18,13 @@ from mlagen.spec import KernelSpec
 _VARIABLE = settings.PREFIX + "CHECK"
 
 
+def wanted() -> bool:
+    """Whether MLAGEN_CHECK is set. Looking at one variable costs less than reading all settings, and this is
+    on the path of every call.
+    """
+    return _VARIABLE in os.environ and settings.read().check
+
+
 def validate(problem: Problem, spec: KernelSpec) -> None:
     """Checks lengths, page numbers and split counts on the GPU when MLAGEN_CHECK is set; otherwise does
     nothing.
@@ -27,8 +34,7 @@ def validate(problem: Problem, spec: KernelSpec) -> None:
     Raises:
         InputError: names the row, and for a page number the column.
     """
-    # Looking at one variable costs less than reading all settings, and this is on the path of every call.
-    if _VARIABLE not in os.environ or not settings.read().check:
+    if not wanted():
         return
     import torch
 

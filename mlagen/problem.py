@@ -97,11 +97,21 @@ class Problem:
             InputError: heads, page size, dtype or split count are not the kernel's.
         """
         layout = self.layout
+        fits = (
+            layout.h_q == spec.h_q
+            and layout.page_size == spec.page_size
+            and layout.dtype is spec.q_dtype
+            and layout.dtype is spec.kv_dtype
+        )
         for what, have, built in (
-            ("h_q", layout.h_q, spec.h_q),
-            ("page_size", layout.page_size, spec.page_size),
-            ("dtype", layout.dtype.value, spec.q_dtype.value),
-            ("cache dtype", layout.dtype.value, spec.kv_dtype.value),
+            ()
+            if fits
+            else (
+                ("h_q", layout.h_q, spec.h_q),
+                ("page_size", layout.page_size, spec.page_size),
+                ("dtype", layout.dtype.value, spec.q_dtype.value),
+                ("cache dtype", layout.dtype.value, spec.kv_dtype.value),
+            )
         ):
             if have != built:
                 raise InputError(

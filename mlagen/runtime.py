@@ -170,11 +170,18 @@ class PreparedCall:
     """Everything about a launch that does not change between calls of one layout. Thread safe."""
 
     def __init__(
-        self, kernel: LoadedKernel, layout: Layout, shape: LaunchShape, maps: TensorMapCache, driver: Any
+        self,
+        kernel: LoadedKernel,
+        spec: KernelSpec,
+        layout: Layout,
+        shape: LaunchShape,
+        maps: TensorMapCache,
+        driver: Any,
     ) -> None:
         plan = kernel.plan
         entry = next(entry for entry in plan.entries if entry.suffix == "")
         self.kernel = kernel
+        self.spec = spec  # held: the launcher knows this call by its identity
         self.layout = layout
         self.shape = shape
         self.partial_lse_offset = self.shape.partial_lse_offset
@@ -184,12 +191,20 @@ class PreparedCall:
         self.fields: Any = packer(plan.params).from_address(self.params.address)
         for name, value in layout_values(layout, self.shape).items():
             setattr(self.fields, name, value)
+        self.template = self.params.read()
+        self.driver = driver
         self._maps = maps
         self._encoded: dict[tuple[int, ...], list[AlignedBytes]] = {}
         self._pointers = (ctypes.c_void_p * (1 + len(plan.tensor_maps)))()
         self._pointers[0] = self.params.address
         self._pointer_array = ctypes.addressof(self._pointers)
+        self._stream: int | None = None
         self._lock = threading.Lock()
+
+    def encoded_maps(self, pointers: dict[str, int]) -> list[AlignedBytes]:
+        """The tensor maps of a cache at these addresses, in the order of the plan."""
+        with self._lock:
+            return self._tensor_maps(pointers)
 
     def _tensor_maps(self, pointers: dict[str, int]) -> list[AlignedBytes]:
         key = (pointers[self.layout.latent.tensor], pointers[self.layout.rope.tensor])
@@ -202,7 +217,7 @@ class PreparedCall:
             self._encoded[key] = known
         return known
 
-    def launch(self, driver: Any, problem: Problem, outputs: Outputs, counters: int, stream: int) -> None:
+    def launch(self, problem: Problem, outputs: Outputs, counters: int, stream: int) -> None:
         """Fills in one call and launches it. The context must be current.
 
         Raises:
@@ -222,8 +237,29 @@ class PreparedCall:
                 setattr(fields, name, value)
             for index, encoded in enumerate(self._tensor_maps(problem.pointers), start=1):
                 self._pointers[index] = encoded.address
+            self._start(self._pointer_array, stream)
+
+    def start(self, pointer_array: int, stream: int, meet: Callable[[Any, int], None] | None) -> None:
+        """Launches with the parameters that an array of pointers gives. The context must be current.
+
+        Args:
+            pointer_array: address of the pointers to the parameters.
+            stream: handle.
+            meet: called with driver and stream before the launch, alone with these parameters.
+
+        Raises:
+            DeviceError: the driver refuses the launch.
+        """
+        with self._lock:
+            if meet is not None:
+                meet(self.driver, stream)
+            self._start(pointer_array, stream)
+
+    def _start(self, pointer_array: int, stream: int) -> None:
+        if stream != self._stream:
             self.config.hStream = stream
-            result = driver.cuLaunchKernelEx(self.config, self.function, self._pointer_array, 0)
+            self._stream = stream
+        result = self.driver.cuLaunchKernelEx(self.config, self.function, pointer_array, 0)
         if int(result[0]):
             call(result, f"to launch {self.kernel.plan.name} with {self.shape.ctas} blocks")
 
@@ -251,9 +287,11 @@ class CudaLauncher:
         self._artifacts = artifacts or _cubin
         self._stream = stream or current_stream
         self._kernels: dict[KernelSpec, LoadedKernel] = {}
-        self._prepared: OrderedDict[tuple[KernelSpec, Layout], PreparedCall] = OrderedDict()
+        self._prepared: OrderedDict[tuple[int, Layout], PreparedCall] = OrderedDict()
         self._maps = TensorMapCache()
         self._lock = threading.Lock()
+        self.ready: dict[tuple[Any, ...], Any] = {}  # see mlagen.warm
+        self.seen: set[tuple[Any, ...]] = set()
 
     def kernel(self, spec: KernelSpec) -> LoadedKernel:
         """The kernel, compiled and loaded if it is the first time.
@@ -279,13 +317,13 @@ class CudaLauncher:
         Raises:
             InputError: more work than one launch can count.
         """
-        key = (spec, layout)
+        key = (id(spec), layout)  # the hash of a spec takes longer than all of this
         known = self._prepared.get(key)
         if known is None:
             kernel = self.kernel(spec)
             shape = kernel.shape(layout.s_q)
             check_work(layout, spec, shape.groups, shape.teams)
-            known = PreparedCall(kernel, layout, shape, self._maps, api())
+            known = PreparedCall(kernel, spec, layout, shape, self._maps, api())
             with self._lock:
                 self._prepared[key] = known
                 while len(self._prepared) > MAX_PREPARED:
@@ -298,7 +336,7 @@ class CudaLauncher:
         stream = self._stream(problem)
         with current(self.device) as driver:
             counters = pool(self.device).slot(driver, stream) if spec.max_split > 1 else 0
-            prepared.launch(driver, problem, outputs, counters, stream)
+            prepared.launch(problem, outputs, counters, stream)
 
     def schedule(self, spec: KernelSpec, problem: Problem, rows: int, count: int, capacity: int) -> None:
         """See Launcher."""
@@ -336,15 +374,19 @@ def _cubin(spec: KernelSpec) -> bytes:
 
 def current_stream(problem: Problem) -> int:
     """Handle of torch's current stream on the device of the call; the legacy default stream without torch."""
+    return stream_of(problem.like, problem.layout.device)
+
+
+def stream_of(tensor: Any, device: int) -> int:
+    """Handle of torch's current stream on a device; the legacy default stream for what is no torch tensor."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(problem.like, torch.Tensor):
+    if torch is None or not isinstance(tensor, torch.Tensor):
         return 0
-    device = problem.layout.device
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
 
 
-_LAUNCHERS: dict[int, CudaLauncher] = {}
+LAUNCHERS: dict[int, CudaLauncher] = {}
 _LOCK = threading.Lock()
 
 
@@ -354,11 +396,11 @@ def launcher(ordinal: int) -> CudaLauncher:
     Raises:
         DeviceError: no driver, no such GPU.
     """
-    known = _LAUNCHERS.get(ordinal)
+    known = LAUNCHERS.get(ordinal)
     if known is None:
         gpu(ordinal)
         with _LOCK:
-            known = _LAUNCHERS.get(ordinal)
+            known = LAUNCHERS.get(ordinal)
             if known is None:
-                known = _LAUNCHERS[ordinal] = CudaLauncher(ordinal)
+                known = LAUNCHERS[ordinal] = CudaLauncher(ordinal)
     return known

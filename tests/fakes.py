@@ -26,6 +26,9 @@ class FakeTensor:
     def stride(self) -> tuple[int, ...]:
         return contiguous_strides(self.shape) if self.strides is None else self.strides
 
+    def get_device(self) -> int:
+        return int(self.device.partition(":")[2] or 0) if self.device.startswith("cuda") else -1
+
     def data_ptr(self) -> int:
         return self.pointer
 
@@ -227,5 +230,5 @@ def install(monkeypatch: Any, fake: FakeDriver) -> FakeDriver:
     monkeypatch.setattr(driver_module, "_API", fake)
     monkeypatch.setattr(driver_module, "_GPUS", {})
     monkeypatch.setattr(counters, "_POOLS", {})
-    monkeypatch.setattr(runtime, "_LAUNCHERS", {})
+    monkeypatch.setattr(runtime, "LAUNCHERS", {})
     return fake
