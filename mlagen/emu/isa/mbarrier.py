@@ -183,12 +183,16 @@ def run_test(by_parity: bool, relaxed: bool, warp: Warp, lanes: Array, address: 
 
 def run_try(by_parity: bool, relaxed: bool, warp: Warp, lanes: Array, address: Array, phase: Array) -> Wait:
     """try_wait: sleeps until all lanes' phases are complete; may time out with false when nothing else can
-    happen.
+    happen. A phase that completes wakes the warp for good, also if the next one completes before its turn.
     """
     asked = _conditions(by_parity, warp, lanes, address, phase)
+    begun = [barrier.phase for barrier, _ in asked]
 
     def ready() -> bool:
-        return all(_complete(by_parity, barrier, value) for barrier, value in asked)
+        return all(
+            _complete(by_parity, barrier, value) or barrier.phase > first
+            for (barrier, value), first in zip(asked, begun, strict=True)
+        )
 
     def finish() -> Array:
         if not relaxed:
