@@ -21,7 +21,8 @@
 //   half_read           1      128  first accumulator: its half of a stage, or of staging, is read or written
 //   half_read_second    2      128  the same of the second accumulator
 //   query_ready         3      128  scorer: Q tiles in shared memory may be read, or overwritten
-//   list_read           4      384  all: the work list is used up, or filled
+//   list_accumulators   4      256  accumulators: the work list is used up, or filled
+//   list_scorer         5      160  the same for the scorer and the warp that fills the list
 //
 // smem             offset    bytes  align  lifetime
 //   kv                  0   196608   1024  3 stages of latent columns; staging of O
@@ -208,7 +209,8 @@ enum class NamedBarrier : int {
   kHalfRead = 1,  // 128 threads: first accumulator: its half of a stage, or of staging, is read or written
   kHalfReadSecond = 2,  // 128 threads: the same of the second accumulator
   kQueryReady = 3,  // 128 threads: scorer: Q tiles in shared memory may be read, or overwritten
-  kListRead = 4,  // 384 threads: all: the work list is used up, or filled
+  kListAccumulators = 4,  // 256 threads: accumulators: the work list is used up, or filled
+  kListScorer = 5,  // 160 threads: the same for the scorer and the warp that fills the list
 };
 
 struct Traits {
@@ -244,7 +246,8 @@ struct Traits {
   static constexpr int kHalfReadThreads = 128;
   static constexpr int kHalfReadSecondThreads = 128;
   static constexpr int kQueryReadyThreads = 128;
-  static constexpr int kListReadThreads = 384;
+  static constexpr int kListAccumulatorsThreads = 256;
+  static constexpr int kListScorerThreads = 160;
 
   using ScorerWarps = mlagen::Warps<0, 4, 184>;
   using AccumulatorWarps = mlagen::Warps<4, 8, 160>;

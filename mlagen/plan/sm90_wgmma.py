@@ -181,7 +181,8 @@ def _named_barriers() -> tuple[NamedBarrier, ...]:
         ),
         NamedBarrier("half_read_second", 2, 128, "the same of the second accumulator"),
         NamedBarrier("query_ready", 3, 128, "scorer: Q tiles in shared memory may be read, or overwritten"),
-        NamedBarrier("list_read", 4, 384, "all: the work list is used up, or filled"),
+        NamedBarrier("list_accumulators", 4, 256, "accumulators: the work list is used up, or filled"),
+        NamedBarrier("list_scorer", 5, 160, "the same for the scorer and the warp that fills the list"),
     )
 
 

@@ -46,29 +46,44 @@ __device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Trait
   }
 }
 
+template <class Traits>
+__device__ __forceinline__ void meet_scorer() {
+  named_barrier_sync(int(Traits::NamedBarrier::kListScorer), Traits::kListScorerThreads);
+}
+template <class Traits>
+__device__ __forceinline__ void meet_accumulators() {
+  named_barrier_sync(int(Traits::NamedBarrier::kListAccumulators),
+                     Traits::kListAccumulatorsThreads);
+}
+
 // All warps, in step: the next work list of the CTA. The walk rests in shared memory in between, so
-// that no warp carries its numbers through the main loop. kFeeds: warps of this role may be the one
-// that looks for the rows.
-template <class Traits, bool kFeeds>
-__device__ __forceinline__ void next_list(typename Traits::Params const& params,
+// that no warp carries its numbers through the main loop. The feeder, one of the accumulators'
+// warps, looks for the rows; it meets the two roles at a barrier each.
+template <class Traits>
+__device__ __forceinline__ void feed_list(typename Traits::Params const& params,
                                           typename Traits::Smem& smem, bool first) {
   constexpr int kFeeder =
       Traits::AccumulatorWarps::kFirstWarp + Traits::AccumulatorWarps::kWarps - 1;
-  auto meet = [] {
-    named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads);
-  };
-  if (!first) meet();  // everybody is done with the list
-  if constexpr (kFeeds) {
-    if (threadIdx.x / 32 == kFeeder) {
-      TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)),
-                            first ? WalkState{} : smem.walk[0]);
-      if (first) walk.begin();
-      __syncwarp();
-      fill_list<Traits>(walk, smem);
-      if (lane_id() == 0) smem.walk[0] = walk.state();
-    }
+  bool const feeds = threadIdx.x / 32 == kFeeder;
+  if (!first) {  // everybody is done with the list
+    if (feeds) meet_scorer<Traits>();
+    meet_accumulators<Traits>();
   }
-  meet();  // the new one is there
+  if (feeds) {
+    TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)),
+                          first ? WalkState{} : smem.walk[0]);
+    if (first) walk.begin();
+    __syncwarp();
+    fill_list<Traits>(walk, smem);
+    if (lane_id() == 0) smem.walk[0] = walk.state();
+    meet_scorer<Traits>();
+  }
+  meet_accumulators<Traits>();  // the new one is there
+}
+template <class Traits>
+__device__ __forceinline__ void await_list(bool first) {
+  if (!first) meet_scorer<Traits>();
+  meet_scorer<Traits>();
 }
 
 template <class Traits>
@@ -92,7 +107,7 @@ __device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params
     take_registers<Traits::ScorerWarps::kRegs>();
     Scorer<Traits> scorer{params, smem};
     do {
-      next_list<Traits, false>(params, smem, first);
+      await_list<Traits>(first);
       scorer.run_list();
       first = false;
     } while (smem.work[0].more);
@@ -101,7 +116,7 @@ __device__ __forceinline__ void sm90_wgmma(typename Traits::Params const& params
     int const half = (warp - Traits::AccumulatorWarps::kFirstWarp) / 4;
     Accumulator<Traits> accumulator(params, smem, tma_latent, tma_rope, half);
     do {
-      next_list<Traits, true>(params, smem, first);
+      feed_list<Traits>(params, smem, first);
       accumulator.run_list();
       first = false;
     } while (smem.work[0].more);
