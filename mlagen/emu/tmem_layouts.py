@@ -154,6 +154,18 @@ def transfer_places(shape: str, registers: int, split: int = 0) -> tuple[Lanes, 
 
 
 @cache
+def packed_places(shape: str, registers: int, split: int = 0) -> tuple[Lanes, Lanes]:
+    """(lanes, columns) of the 16-bit halves of the registers with `.pack::16b` and `.unpack::16b`, both
+    (2 registers, 32), low halves first: word w of a row is columns 2 w and 2 w + 1. split: in columns.
+    """
+    lanes, words = transfer_places(shape, registers)
+    first = 2 * words
+    if shape == "16x32bx2":
+        first = first + np.where(np.arange(32) >= 16, split, 0)
+    return lanes.repeat(2, axis=0), np.stack([first, first + 1], axis=1).reshape(2 * registers, 32)
+
+
+@cache
 def transfer_columns(shape: str, registers: int, split: int = 0) -> Lanes:
     """The columns that an instruction touches, relative to its address, each once."""
     return np.unique(transfer_places(shape, registers, split)[1])

@@ -95,6 +95,27 @@ def test_packed_transfers_put_two_columns_in_a_register() -> None:
 
 
 @pytest.mark.parametrize(
+    "shape, repeats", [("32x32b", 4), ("16x64b", 8), ("16x128b", 4), ("16x256b", 2), ("16x32bx2", 8)]
+)
+def test_packed_words_are_neighbouring_columns(shape: str, repeats: int) -> None:
+    """Where a plain load has word w of a row, a packed one has columns 2 w and 2 w + 1."""
+    count = repeats * {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}[shape]
+    split = ", 16" if shape == "16x32bx2" else ""
+    store = f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r13], {vector(100, 32)};"
+    load = f"tcgen05.ld.sync.aligned.{shape}.x{repeats}.pack::16b.b32 {vector(200, count)}, [%r13]{split};"
+    out = run_transfer(store, load, 32)[:, :count]
+    plain = load.replace(".pack::16b", "").replace(", 16;", ", 8;")
+    places = run_transfer(store, plain, 32)[:, :count]
+    lane, word = places // 1000, places % 1000
+    first = 1000 * lane + 2 * word
+    np.testing.assert_array_equal(out, (first & 0xFFFF) | (first + 1 & 0xFFFF) << 16)
+    back = load.replace("tcgen05.ld", "tcgen05.st").replace(".pack::", ".unpack::")
+    back = back.replace(f"{vector(200, count)}, [%r13]{split}", f"[%r13]{split}, {vector(100, count)}")
+    again = run_transfer(back, load, count)
+    np.testing.assert_array_equal(again, 1000 * np.arange(128)[:, None] + np.arange(count)[None, :])
+
+
+@pytest.mark.parametrize(
     "load, message",
     [
         (f"tcgen05.ld.sync.aligned.32x32b.x4.b32 {vector(200, 3)}, [%r13];", "takes 4"),

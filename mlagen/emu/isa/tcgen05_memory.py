@@ -152,16 +152,13 @@ def _transfer_form(
         raise EmulatorError(
             f"{ins.name}: operands {extra} after the address; 16x32bx2 alone takes one, the half split"
         )
-    packed = ins.has(packing)
-    if packed and shape != "32x32b":
-        raise EmulatorError(f"{ins.name}: .{packing} is emulated for .32x32b")
     split = bind.immediate(extra[0]) if extra else 0
     return TransferForm(
         f"{ins.op}.{ins.modifiers[0]} (line {ins.line})",
         shape,
         tuple(bind.slot(r) for r in items),
         split,
-        packed,
+        ins.has(packing),
     )
 
 
@@ -190,8 +187,8 @@ def _places(form: TransferForm, warp: Warp, address: Array) -> tuple[Array, Arra
         warp.report(
             "note", f"{form.name}: lane {lane} names another quarter than the warp's; hardware ignores that"
         )
-    registers = len(form.slots) * (2 if form.packed else 1)
-    lanes, columns = tmem_layouts.transfer_places(form.shape, registers, form.split)
+    places = tmem_layouts.packed_places if form.packed else tmem_layouts.transfer_places
+    lanes, columns = places(form.shape, len(form.slots), form.split)
     if base % 32 + int(lanes.max()) >= 32:
         raise EmulatorError(
             f"{form.name}: lane {lane} with .{form.shape} leaves the warp's quarter of the lanes"
