@@ -87,19 +87,19 @@ mov.pred %p3, %p1; | or.b32 %r3, %r4, %r5; | or.b64 %rd9, %rd5, %rd6; | xor.b32 
 xor.b64 %rd9, %rd5, %rd6; | not.b32 %r3, %r4; | bfi.b32 %r3, %r4, %r5, 1, 31;
 bfi.b32 %r3, %r4, %r5, %r6, %r7; | bfe.u32 %r3, %r4, %r5, %r6; | bfe.s32 %r3, %r4, %r5, %r6;
 clz.b32 %r3, %r4; | popc.b32 %r3, %r4; | brev.b32 %r3, %r4; | bfind.u32 %r3, %r4;
-bfind.shiftamt.u32 %r3, %r4; | prmt.b32 %r3, %r4, %r5, %r6; | lop3.b32 %r3, %r4, %r5, %r6, 0xE8;
-shf.l.wrap.b32 %r3, %r4, %r5, %r6; | shf.r.clamp.b32 %r3, %r4, %r5, %r6; | selp.b32 %r3, %r4, %r5, %p1;
-selp.f32 %f4, %f1, %f2, %p1; | selp.s32 %r3, %r4, %r5, %p1; | selp.u16 %h3, %h1, %h2, %p1;
-selp.u32 %r3, %r4, %r5, %p1; | cvt.s64.s32 %rd9, %r4; | cvt.u16.u32 %h3, %r4; | cvt.u32.u16 %r3, %h1;
-cvt.u32.u64 %r3, %rd5; | cvt.u64.u32 %rd9, %r4; | cvt.rn.f32.s32 %f4, %r4; | cvt.rn.f32.u32 %f4, %r4;
-mov.b32 %r3, %r4; | mov.f32 %f4, %f1; | mov.u16 %h3, %h1; | setp.eq.b16 %p3, %h1, %h2;
-setp.eq.b32 %p3, %r4, %r5; | setp.eq.s16 %p3, %h1, %h2; | setp.eq.s32 %p3, %r4, %r5;
-setp.eq.s64 %p3, %rd5, %rd6; | setp.ge.s32 %p3, %r4, %r5; | setp.ge.u32 %p3, %r4, %r5;
-setp.gt.s32 %p3, %r4, %r5; | setp.gt.s64 %p3, %rd5, %rd6; | setp.gt.u32 %p3, %r4, %r5;
-setp.le.s32 %p3, %r4, %r5; | setp.le.s64 %p3, %rd5, %rd6; | setp.lt.s32 %p3, %r4, %r5;
-setp.lt.u32 %p3, %r4, %r5; | setp.ne.b32 %p3, %r4, %r5; | setp.ne.s16 %p3, %h1, %h2;
-setp.ne.s32 %p3, %r4, %r5; | setp.ne.s64 %p3, %rd5, %rd6; | mov.b64 %rd9, {%r4, %r5};
-mov.b32 {%h3, %h4}, %r4;
+bfind.shiftamt.u32 %r3, %r4; | prmt.b32 %r3, %r4, %r5, %r6; | prmt.b32.ecl %r3, %r4, %r5, %r6;
+add.sat.s32 %r3, %r4, %r5; | lop3.b32 %r3, %r4, %r5, %r6, 0xE8; | shf.l.wrap.b32 %r3, %r4, %r5, %r6;
+shf.r.clamp.b32 %r3, %r4, %r5, %r6; | selp.b32 %r3, %r4, %r5, %p1; | selp.f32 %f4, %f1, %f2, %p1;
+selp.s32 %r3, %r4, %r5, %p1; | selp.u16 %h3, %h1, %h2, %p1; | selp.u32 %r3, %r4, %r5, %p1;
+cvt.s64.s32 %rd9, %r4; | cvt.u16.u32 %h3, %r4; | cvt.u32.u16 %r3, %h1; | cvt.u32.u64 %r3, %rd5;
+cvt.u64.u32 %rd9, %r4; | cvt.rn.f32.s32 %f4, %r4; | cvt.rn.f32.u32 %f4, %r4; | mov.b32 %r3, %r4;
+mov.f32 %f4, %f1; | mov.u16 %h3, %h1; | setp.eq.b16 %p3, %h1, %h2; | setp.eq.b32 %p3, %r4, %r5;
+setp.eq.s16 %p3, %h1, %h2; | setp.eq.s32 %p3, %r4, %r5; | setp.eq.s64 %p3, %rd5, %rd6;
+setp.ge.s32 %p3, %r4, %r5; | setp.ge.u32 %p3, %r4, %r5; | setp.gt.s32 %p3, %r4, %r5;
+setp.gt.s64 %p3, %rd5, %rd6; | setp.gt.u32 %p3, %r4, %r5; | setp.le.s32 %p3, %r4, %r5;
+setp.le.s64 %p3, %rd5, %rd6; | setp.lt.s32 %p3, %r4, %r5; | setp.lt.u32 %p3, %r4, %r5;
+setp.ne.b32 %p3, %r4, %r5; | setp.ne.s16 %p3, %h1, %h2; | setp.ne.s32 %p3, %r4, %r5;
+setp.ne.s64 %p3, %rd5, %rd6; | mov.b64 %rd9, {%r4, %r5}; | mov.b32 {%h3, %h4}, %r4;
 """
 SHIFTS = """
 shl.b32 %r3, %r4, %r5; | shl.b64 %rd9, %rd5, %r5; | shr.s32 %r3, %r4, %r5; | shr.u32 %r3, %r4, %r5;
@@ -151,11 +151,18 @@ activemask.b32 %r3;
 """
 
 
+CARRY = """
+add.cc.u32 %r8, %r4, %r5; addc.cc.u32 %r9, %r6, %r7; mov.b64 %rd9, {%r8, %r9};
+sub.cc.u32 %r8, %r4, %r5; subc.u32 %r9, %r6, %r7; mov.b64 %rd9, {%r8, %r9};
+mad.lo.cc.u32 %r8, %r4, %r5, %r6; madc.hi.cc.u32 %r9, %r4, %r5, %r6; mov.b64 %rd9, {%r8, %r9};
+"""
+
+
 def forms(block: str) -> list[str]:
     """The instruction texts of a block above."""
     out: list[str] = []
     for line in block.strip().splitlines():
-        out += [line] if "|%p" in line else [part for part in line.split(" | ") if part]
+        out += [line] if "|%p" in line or ".cc" in line else [part for part in line.split(" | ") if part]
     return out
 
 
@@ -209,7 +216,7 @@ def scalar_cases() -> list[Case]:
     floats = _floats(rng)
     lanes = words.copy()
     lanes.view(np.uint32).reshape(COUNT, 3, 2)[::2, 1, 0] %= 40
-    given = {INTEGER: words, SHIFTS: amounts, DIVISIONS: divisors, FLOAT: floats, WARP: lanes}
+    given = {INTEGER: words, CARRY: words, SHIFTS: amounts, DIVISIONS: divisors, FLOAT: floats, WARP: lanes}
     cases = [_case(text, operands) for block, operands in given.items() for text in forms(block)]
     cases += [_case(text, _approximate(rng, text, floats), 4) for text in forms(APPROXIMATE)]
     cases += [_case(text, _uniform(lanes)) for text in forms(WARP) if text.startswith("vote")]

@@ -58,7 +58,7 @@ def run_is_canceled(warp: Warp, lanes: npt.NDArray[np.bool_], response: Array) -
 
 
 @instruction(
-    "clusterlaunchcontrol.query_cancel.get_first_ctaid",
+    *(f"clusterlaunchcontrol.query_cancel.get_first_ctaid{part}" for part in ("", "::x", "::y", "::z")),
     section="9.7.13.16.2 clusterlaunchcontrol.query_cancel",
 )
 def get_first_ctaid(ins: Instruction, bind: Binder) -> Bound:

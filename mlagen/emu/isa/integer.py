@@ -25,10 +25,19 @@ def _refuse(ins: Instruction, *modifiers: str) -> None:
 
 def integer_sum(ins: Instruction, bind: Binder, sign: str) -> Inline:
     """add or sub of integers; wraps."""
-    _refuse(ins, "sat", "cc")
     kind = ins.modifiers[-1]
     a, b = (bind.value(o, kind).code for o in ins.operands[1:3])
+    if "sat" in ins.modifiers:
+        return Inline(f"saturated_sum({a},{b},{sign == '-'})", kind, ins.operands[0])
     return Inline(f"({a}{sign}{b})", kind, ins.operands[0])
+
+
+@helper
+def saturated_sum(a: Array, b: Array, subtract: bool) -> Array:
+    """a + b or a - b of s32, at the nearest end of the range where it leaves it."""
+    wide = a.astype(np.int64) - b if subtract else a.astype(np.int64) + b
+    clipped: Array = np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+    return clipped
 
 
 @helper

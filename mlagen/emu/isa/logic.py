@@ -190,12 +190,32 @@ def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
     return result
 
 
+_PRMT = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+"""The selectors that a mode of prmt stands for, by the low two bits of its third source."""
+
+
+@helper
+def permute_selector(value: Array, mode: str) -> Array:
+    """The selectors of a mode of prmt."""
+    chosen: Array = np.array(_PRMT[mode], np.uint32)[value & np.uint32(3)]
+    return chosen
+
+
 @instruction("prmt", section="9.7.9.7 prmt")
 def prmt(ins: Instruction, bind: Binder) -> Inline:
     """Byte permute."""
-    if len(ins.modifiers) != 1:
-        raise UnknownInstructionError(ins.name)
     a, b, c = (bind.value(o, "u32").code for o in ins.operands[1:4])
+    if len(ins.modifiers) > 1:
+        if ins.modifiers[1] not in _PRMT:
+            raise UnknownInstructionError(ins.name)
+        c = f"permute_selector({c},{ins.modifiers[1]!r})"
     return Inline(f"permute_bytes({a},{b},{c})", "u32", ins.operands[0])
 
 
