@@ -9,7 +9,7 @@ from typing import Any
 from mlagen import check, heuristics, runtime, warm, worklist
 from mlagen.errors import InputError
 from mlagen.layout import D_LATENT
-from mlagen.problem import Problem
+from mlagen.problem import Problem, check_deterministic
 from mlagen.resolve import resolve
 from mlagen.spec import KernelSpec
 
@@ -28,6 +28,7 @@ def mla_decode(
     return_lse: bool = False,
     workspace: Any = None,
     spec: KernelSpec | str | None = None,
+    deterministic: str | None = None,
 ) -> Any:
     """Attention of a few new tokens a row over a paged latent cache (MLA decode, weights absorbed).
 
@@ -48,6 +49,7 @@ def mla_decode(
         return_lse: whether to return the log-sum-exp too.
         workspace: uint8 [workspace_size(...)] or more, contents free; allocated through torch if absent.
         spec: a KernelSpec or kernel name; chosen from the tensors and the GPU if absent.
+        deterministic: "batch_invariant" for rows whose bits do not depend on the batch: none is cut.
 
     Returns:
         `out`, or `(out, lse)` when return_lse is set or lse is given. LSE is the natural logarithm; a token
@@ -57,10 +59,18 @@ def mla_decode(
         InputError, DeviceError: an argument breaks a rule, or no GPU fits the kernel.
         SpecError, ToolchainError, CompileError, CacheError: the kernel cannot be built.
     """
-    repeated = out is not None and (lse is not None or not return_lse)
-    options = (softmax_scale, causal, num_splits, spec)
-    if repeated and warm.repeat(q, kv_cache, block_table, cache_seqlens, out, lse, workspace, options):
+    given = (q, kv_cache, block_table, cache_seqlens, out, lse, workspace)
+    options = (softmax_scale, causal, num_splits, deterministic, spec)
+    repeatable = out is not None and (lse is not None or not return_lse)
+    if repeatable and warm.repeat(*given, options):
         return out if lse is None else (out, lse)
+    return _checked(given, options, return_lse, repeatable)
+
+
+def _checked(given: tuple[Any, ...], options: warm.Options, return_lse: bool, repeatable: bool) -> Any:
+    """The long way of mla_decode: every check, the choice of the kernel, the launch."""
+    q, kv_cache, block_table, cache_seqlens, out, lse, workspace = given
+    softmax_scale, causal, num_splits, deterministic, spec = options
     problem = Problem.from_tensors(
         q,
         kv_cache,
@@ -72,6 +82,7 @@ def mla_decode(
         out=out,
         lse=lse,
         workspace=workspace,
+        deterministic=deterministic,
     )
     want_lse = return_lse or lse is not None
     if problem.layout.batch == 0:
@@ -79,7 +90,7 @@ def mla_decode(
     launcher = runtime.launcher(problem.layout.device)
     kernel = _spec(spec, problem, launcher)
     result = run(problem, kernel, launcher, want_lse)
-    if repeated:
+    if repeatable:
         warm.remember(launcher, problem, kernel, options)
     return result
 
@@ -92,7 +103,7 @@ def run(problem: Problem, spec: KernelSpec, launcher: runtime.Launcher, want_lse
     """
     problem.check_spec(spec)
     layout = problem.layout
-    needed = launcher.workspace_bytes(spec, layout.batch, layout.s_q)
+    needed = 0 if problem.whole_rows else launcher.workspace_bytes(spec, layout.batch, layout.s_q)
     problem.check_workspace(needed, spec)
     check.validate(problem, spec)
     scratch: Any = problem.tensors.get("workspace")
@@ -109,7 +120,9 @@ def run(problem: Problem, spec: KernelSpec, launcher: runtime.Launcher, want_lse
     return result
 
 
-def workspace_size(spec: KernelSpec | str, b: int, s_q: int, *, device: Any) -> int:
+def workspace_size(
+    spec: KernelSpec | str, b: int, s_q: int, *, device: Any, deterministic: str | None = None
+) -> int:
     """Bytes of workspace that mla_decode needs: two partial results for each CTA of the grid.
 
     It does not depend on max_split, num_splits or lengths, and does not grow with b, so a workspace for one
@@ -120,6 +133,7 @@ def workspace_size(spec: KernelSpec | str, b: int, s_q: int, *, device: Any) -> 
         b: rows.
         s_q: query tokens of a row.
         device: torch.device, "cuda:1", or the device's number.
+        deterministic: as mla_decode; 0 bytes for "batch_invariant".
 
     Raises:
         InputError: b or s_q is not a count, or device is not a CUDA device.
@@ -128,7 +142,9 @@ def workspace_size(spec: KernelSpec | str, b: int, s_q: int, *, device: Any) -> 
     for name, value, least in (("b", b, 0), ("s_q", s_q, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name}={value!r}; an int of at least {least} is needed")
-    return runtime.launcher(_ordinal(device)).workspace_bytes(_resolve(spec), b, s_q)
+    whole_rows = check_deterministic(deterministic)
+    launcher, kernel = runtime.launcher(_ordinal(device)), _resolve(spec)
+    return 0 if whole_rows else launcher.workspace_bytes(kernel, b, s_q)
 
 
 def schedule(
@@ -141,6 +157,7 @@ def schedule(
     causal: bool = True,
     num_splits: Any = None,
     spec: KernelSpec | str | None = None,
+    deterministic: str | None = None,
 ) -> list[worklist.WorkPiece]:
     """The pieces of work that mla_decode would run for the same arguments, as the GPU divides them.
 
@@ -162,6 +179,7 @@ def schedule(
         softmax_scale=softmax_scale,
         causal=causal,
         num_splits=num_splits,
+        deterministic=deterministic,
     )
     if problem.layout.batch == 0:
         return []

@@ -18,6 +18,7 @@ from mlagen.spec import KernelSpec
 from mlagen.tensors import fingerprint, require_tensor
 
 BASE_ALIGN = 16
+BATCH_INVARIANT = "batch_invariant"
 _LAYOUTS: OrderedDict[tuple[Any, ...], Layout] = OrderedDict()
 _MAX_LAYOUTS = 1024
 
@@ -33,6 +34,7 @@ class Problem:
         softmax_scale: factor of q.k before the softmax.
         causal: whether token t of a row sees only the keys up to its own.
         uniform_splits: pieces asked for by a host int; 0 when balanced or when a device tensor is given.
+        whole_rows: no row is cut, so that its result depends on nothing but the row (batch_invariant).
     """
 
     layout: Layout
@@ -41,6 +43,7 @@ class Problem:
     softmax_scale: float
     causal: bool
     uniform_splits: int
+    whole_rows: bool = False
 
     @classmethod
     def from_tensors(
@@ -56,6 +59,7 @@ class Problem:
         out: Any = None,
         lse: Any = None,
         workspace: Any = None,
+        deterministic: str | None = None,
         device_type: str = "cuda",
     ) -> Problem:
         """Checks the arguments of mla_decode.
@@ -69,7 +73,13 @@ class Problem:
         scale = _check_scale(softmax_scale)
         if not isinstance(causal, bool):
             raise InputError(f"causal={causal!r} is a {type(causal).__name__}; True or False is needed")
-        uniform = 0
+        whole_rows = check_deterministic(deterministic)
+        uniform = 1 if whole_rows else 0
+        if whole_rows and num_splits is not None:
+            raise InputError(
+                f"num_splits is given together with deterministic={BATCH_INVARIANT!r}, which decides "
+                "itself how rows are cut. Leave one of them out"
+            )
         if num_splits is not None:
             if isinstance(num_splits, Integral) and not isinstance(num_splits, bool):
                 uniform = _check_split_count(int(num_splits))
@@ -83,7 +93,7 @@ class Problem:
         if layout.batch:
             _check_bases(layout, pointers)
             _check_overlaps(layout, pointers)
-        return cls(layout, tensors, pointers, scale, causal, uniform)
+        return cls(layout, tensors, pointers, scale, causal, uniform, whole_rows)
 
     @property
     def like(self) -> Any:
@@ -141,6 +151,22 @@ class Problem:
                 f"s_q={self.layout.s_q}: {needed - given} B short. "
                 "Allocate workspace_size(spec, b, s_q, device=...) bytes, or leave workspace out"
             )
+
+
+def check_deterministic(value: object) -> bool:
+    """Whether batch-invariant results are asked for.
+
+    Raises:
+        InputError: neither None nor "batch_invariant".
+    """
+    if value is None:
+        return False
+    if value != BATCH_INVARIANT or not isinstance(value, str):
+        raise InputError(
+            f"deterministic={value!r}; None (equal bits for equal calls) or {BATCH_INVARIANT!r} (equal bits "
+            f"for a row in any batch) is possible"
+        )
+    return True
 
 
 def _name_tensors(q: Any, kv_cache: Any, block_table: Any, cache_seqlens: Any) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from mlagen.tma import AlignedBytes
 MAX_READY = 1024
 MAX_SEEN = 4096
 _LOCK = threading.Lock()
-Options = tuple[Any, Any, Any, Any]  # softmax_scale, causal, num_splits, spec as the caller gave them
+# softmax_scale, causal, num_splits, deterministic and spec, as the caller gave them.
+Options = tuple[Any, Any, Any, Any, Any]
 
 
 class ReadyCall:
@@ -53,7 +54,7 @@ class ReadyCall:
             problem,
             out=pointers["out"],
             lse=pointers.get("lse", 0),
-            workspace=pointers.get("workspace", 0) if plan.spec.max_split > 1 else 0,
+            workspace=0 if problem.whole_rows or not self._splits else pointers.get("workspace", 0),
             partial_lse_offset=prepared.partial_lse_offset,
             counters=0,
         )
@@ -106,7 +107,7 @@ def _key(
     """Addresses, options, and the extents that vary where batches of several sizes share buffers. Values that
     only compare equal, as 1 and True, are told apart by `_plain`.
     """
-    softmax_scale, causal, num_splits, spec = options
+    softmax_scale, causal, num_splits, deterministic, spec = options
     return (
         q.data_ptr(),
         q.shape,
@@ -120,6 +121,7 @@ def _key(
         softmax_scale,
         causal,
         num_splits,
+        deterministic,
         spec if type(spec) is str else id(spec),
     )
 
@@ -157,7 +159,7 @@ def _metas(
 
 def _plain(options: Options) -> bool:
     """Whether the options have the types that the key tells apart."""
-    softmax_scale, causal, num_splits, _ = options
+    softmax_scale, causal, num_splits, _, _ = options
     return (
         type(softmax_scale) is float
         and type(causal) is bool
@@ -177,7 +179,7 @@ def repeat(
 ) -> bool:
     """Launches the call if it repeats an earlier one.
 
-    Args: tensors as in mla_decode, out given; options are (softmax_scale, causal, num_splits, spec).
+    Args: tensors as in mla_decode, out given; options see Options.
 
     Returns:
         Whether it did. Otherwise nothing has happened.
@@ -210,7 +212,7 @@ def remember(launcher: CudaLauncher, problem: Problem, kernel: KernelSpec, optio
     workspace = tensors.get("workspace")
     if "q" not in tensors or "kv_cache" not in tensors or not _plain(options):
         return
-    if workspace is None and kernel.max_split > 1:
+    if workspace is None and kernel.max_split > 1 and not problem.whole_rows:
         return
     q, kv_cache = tensors["q"], tensors["kv_cache"]
     others = (tensors["block_table"], tensors["cache_seqlens"], tensors["out"], tensors.get("lse"), workspace)

@@ -135,6 +135,14 @@ SUITES: dict[str, tuple[str, tuple[str, ...]]] = {
         "the cost of a larger static max_split when every row asks for one piece",
         tuple(f"b64k2048h128s1m{most}" for most in (1, 16, 64, 128)),
     ),
+    "invariant": (
+        "rows that are not cut, as in batch-invariant mode, beside balanced ones",
+        tuple(
+            f"{rows}h128{cut}"
+            for rows in ("b128k4096", "b32k16384", "b64var8192", "b1k8192")
+            for cut in ("", "s1")
+        ),
+    ),
     "batch1": (
         "one row",
         (*(f"b1k{keys}h128" for keys in (1024, 8192, 32768, 131072)), "b1k8192h64", "b1k8192h16"),

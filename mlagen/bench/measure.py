@@ -10,7 +10,7 @@ from mlagen.bench.clock import Effort, Timing, time_host, time_steps
 from mlagen.bench.data import SOFTMAX_SCALE, StepData
 from mlagen.bench.roofline import Machine, work
 from mlagen.bench.sampler import Sensors
-from mlagen.bench.subjects import OURS, Step, Subject
+from mlagen.bench.subjects import OURS, Ours, Step, Subject
 from mlagen.reference import Result, reference, same_precision
 from mlagen.tolerance import Margin, compare
 
@@ -162,7 +162,7 @@ def measure(
             timing = time_steps(step, data.sets, sensors, effort)
             facts["page_sets"] = data.sets
             if host:
-                facts |= time_host(lambda: step(0))
+                facts |= time_host(subject.eager(data) if isinstance(subject, Ours) else lambda: step(0))
             if after is not None:
                 facts |= after(step)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 import mlagen
@@ -114,13 +115,7 @@ class Ours:
 
     def prepare(self, data: StepData) -> Step:
         """See Subject."""
-        import torch
-
-        spec, buffers = self.spec(data.case), Buffers(data)
-        case, device = data.case, data.kv_cache.device
-        size = mlagen.workspace_size(spec, len(case.lengths), case.s_q, device=device)
-        workspace = torch.empty((size,), dtype=torch.uint8, device=device)
-        splits = case.splits or None
+        buffers, fixed = Buffers(data), self._fixed(data)
 
         def step(index: int) -> tuple[Any, Any]:
             out, lse = buffers.at(index)
@@ -129,16 +124,32 @@ class Ours:
                 data.kv_cache,
                 data.tables[index],
                 data.lengths,
-                softmax_scale=SOFTMAX_SCALE,
-                num_splits=splits,
                 out=out,
                 lse=lse,
-                workspace=workspace,
-                spec=spec,
+                **fixed,
             )
             return out, lse
 
         return step
+
+    def eager(self, data: StepData) -> Callable[[], Any]:
+        """One call on page set 0 with nothing of the benchmark around it, for the host's time."""
+        out, lse = Buffers(data).at(0)
+        call = partial(mlagen.mla_decode, data.queries[0], data.kv_cache, data.tables[0], data.lengths)
+        return partial(call, out=out, lse=lse, **self._fixed(data))
+
+    def _fixed(self, data: StepData) -> dict[str, Any]:
+        """Arguments that all calls of a case share."""
+        import torch
+
+        case, spec, device = data.case, self.spec(data.case), data.kv_cache.device
+        size = mlagen.workspace_size(spec, len(case.lengths), case.s_q, device=device)
+        return {
+            "softmax_scale": SOFTMAX_SCALE,
+            "num_splits": case.splits or None,
+            "workspace": torch.empty((size,), dtype=torch.uint8, device=device),
+            "spec": spec,
+        }
 
     def facts(self, data: StepData) -> dict[str, Any]:
         """See Subject."""

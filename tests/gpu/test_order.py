@@ -211,3 +211,34 @@ def test_a_kernel_for_other_shapes_is_refused():
     ):
         with pytest.raises(ValueError, match="was built for"):
             mlagen.mla_decode(*call.args, **call.keywords, spec=wrong)
+
+
+@EACH
+@pytest.mark.parametrize("s_q", [1, 3])
+def test_batch_invariant_rows_have_the_same_bits_alone_and_in_any_batch(kernel_, s_q):
+    import torch
+
+    call = draw(Case((20000, 1000, 65, 3, 0), h_q=kernel_.h_q, s_q=s_q))
+    q, kv, table, lens = call.args
+
+    def decode(rows):
+        index = torch.tensor(rows, device="cuda")
+        return mlagen.mla_decode(
+            q[index],
+            kv,
+            table[index],
+            lens[index],
+            softmax_scale=call.case.softmax_scale,
+            spec=kernel_,
+            return_lse=True,
+            deterministic="batch_invariant",
+        )
+
+    alone = [decode([row]) for row in range(5)]
+    assert_right(call, torch.cat([out for out, _ in alone]), torch.cat([lse for _, lse in alone]))
+    chooser = random.Random(2)
+    for _ in range(16):
+        rows = [chooser.randrange(5) for _ in range(chooser.randint(2, 150))]
+        outs, lses = decode(rows)
+        for place, row in enumerate(rows):
+            assert same_bits(outs[place], alone[row][0][0]) and same_bits(lses[place], alone[row][1][0])

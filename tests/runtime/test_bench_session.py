@@ -8,9 +8,10 @@ import types
 import pytest
 import torch
 
+import mlagen
 from mlagen import heuristics
 from mlagen.bench import cases, data, measure, session
-from mlagen.bench.clock import Effort, Timing
+from mlagen.bench.clock import Effort, Timing, time_host
 from mlagen.bench.peers import PEERS, peers
 from mlagen.bench.subjects import Ours, ours
 from mlagen.driver import Gpu
@@ -262,3 +263,19 @@ def test_adapters_call_their_peers_rightly(on_cpu, monkeypatch):
     page1 = cases.parse("b32k16384h16p1")
     reasons = {peer.name: bool(peer.supports(page1)) for peer in found}
     assert reasons["flashmla"] and reasons["fa3"] and not reasons["flashinfer fa3"]
+
+
+def test_host_time_is_of_the_call_alone(on_cpu, monkeypatch):
+    """Our subject's eager call has all arguments bound, and is what time_host gets."""
+    calls = []
+    monkeypatch.setattr(mlagen, "mla_decode", lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr(mlagen, "workspace_size", lambda *args, **kwargs: 16)
+    subject = Ours(GPU)
+    made = data.make(cases.parse("b2k100h16s4"), data.Pool("cpu"))
+    subject.eager(made)()
+    (args, kwargs) = calls[0]
+    assert len(args) == 4 and args[0] is made.queries[0] and kwargs["num_splits"] == 4
+    assert kwargs["spec"] == subject.spec(made.case) and kwargs["workspace"].numel() == 16
+    got = time_host(lambda: calls.append(None), rounds=3, calls=2)
+    assert got["host_us_least"] <= got["host_us_median"] <= got["host_us_p90"]
+    assert len(calls) == 1 + 20 + 3 * (2 + 5)
