@@ -85,19 +85,24 @@ def geometric_mean(values: Sequence[float]) -> float | None:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
-def summary(lines: Sequence[Line], cases: Sequence[str], ours: str = OURS) -> Line:
+def our_subject(lines: Iterable[Line]) -> str:
+    """The subject that stands for this library: the kernel that a call gets, else the only one of ours."""
+    found = {str(line["subject"]) for line in lines if "us_median" in line and is_ours(line)}
+    return next(iter(found)) if len(found) == 1 else OURS
+
+
+def summary(lines: Sequence[Line], cases: Sequence[str]) -> Line:
     """The kept result of a suite.
 
     Args:
         lines: of one run.
         cases: names of the suite's cases; each is a row, measured or not.
-        ours: the subject that stands for this library.
 
     Returns:
         rows (see `row`), geometric_mean and least_ratio over the rows with both times, rows_below_1,
         complete, the ceilings of the run and its surroundings.
     """
-    by_case = timed(lines, cases)
+    by_case, ours = timed(lines, cases), our_subject(lines)
     rows = [row(case, by_case[case], ours) for case in cases]
     ratios = [line["ratio"] for line in rows if line["ratio"] is not None]
     about: Line = next((line["about"] for line in reversed(lines) if "about" in line), {})

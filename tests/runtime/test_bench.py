@@ -187,6 +187,13 @@ def test_summary_has_a_row_for_every_case_and_hides_nothing(tmp_path):
     assert "2 of 4 rows" in text and "behind the best peer: b128k4096h16" in text and "b1k8192h128" in text
 
 
+def test_one_measured_kernel_stands_for_ours():
+    assert results.our_subject(lines(("mlagen 2sm", 2.0), ("fa3", 1.0))) == "mlagen 2sm"
+    assert results.our_subject(lines(("mlagen 2sm", 2.0), ("mlagen 1sm", 1.0), ("mlagen", 1.0))) == "mlagen"
+    made = results.summary(lines(("mlagen 2sm", 200.0), ("fa3", 250.0)), ["b128k4096h128"])
+    assert made["ours"] == "mlagen 2sm" and made["geometric_mean"] == 1.25
+
+
 def test_kept_lines_make_the_same_report_without_a_gpu(tmp_path):
     path, out = tmp_path / "rows.jsonl", tmp_path / "summary.json"
     path.write_text("".join(json.dumps(row) + "\n" for row in lines(("mlagen", 200.0), ("fa3", 250.0))))
