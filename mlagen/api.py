@@ -60,17 +60,15 @@ def mla_decode(
         SpecError, ToolchainError, CompileError, CacheError: the kernel cannot be built.
     """
     given = (q, kv_cache, block_table, cache_seqlens, out, lse, workspace)
-    options = (softmax_scale, causal, num_splits, deterministic, spec)
-    repeatable = out is not None and (lse is not None or not return_lse)
-    if repeatable and warm.repeat(*given, options):
-        return out if lse is None else (out, lse)
-    return _checked(given, options, return_lse, repeatable)
+    options = (softmax_scale, causal, num_splits, deterministic, return_lse, spec)
+    done = warm.repeat(*given, options)
+    return _checked(given, options) if done is None else done
 
 
-def _checked(given: tuple[Any, ...], options: warm.Options, return_lse: bool, repeatable: bool) -> Any:
+def _checked(given: tuple[Any, ...], options: warm.Options) -> Any:
     """The long way of mla_decode: every check, the choice of the kernel, the launch."""
     q, kv_cache, block_table, cache_seqlens, out, lse, workspace = given
-    softmax_scale, causal, num_splits, deterministic, spec = options
+    softmax_scale, causal, num_splits, deterministic, return_lse, spec = options
     problem = Problem.from_tensors(
         q,
         kv_cache,
@@ -84,14 +82,13 @@ def _checked(given: tuple[Any, ...], options: warm.Options, return_lse: bool, re
         workspace=workspace,
         deterministic=deterministic,
     )
-    want_lse = return_lse or lse is not None
+    want_lse = bool(return_lse) or lse is not None
     if problem.layout.batch == 0:
         return _outputs(problem, want_lse)
     launcher = runtime.launcher(problem.layout.device)
     kernel = _spec(spec, problem, launcher)
     result = run(problem, kernel, launcher, want_lse)
-    if repeatable:
-        warm.remember(launcher, problem, kernel, options)
+    warm.remember(launcher, problem, kernel, want_lse, options)
     return result
 
 

@@ -239,20 +239,22 @@ class PreparedCall:
                 self._pointers[index] = encoded.address
             self._start(self._pointer_array, stream)
 
-    def start(self, pointer_array: int, stream: int, meet: Callable[[Any, int], None] | None) -> None:
+    def start(
+        self, pointer_array: int, stream: int, complete: Callable[[int, Any], None], buffers: Any
+    ) -> None:
         """Launches with the parameters that an array of pointers gives. The context must be current.
 
         Args:
             pointer_array: address of the pointers to the parameters.
             stream: handle.
-            meet: called with driver and stream before the launch, alone with these parameters.
+            complete: called with stream and buffers before the launch, alone with these parameters.
+            buffers: what the call writes to.
 
         Raises:
             DeviceError: the driver refuses the launch.
         """
         with self._lock:
-            if meet is not None:
-                meet(self.driver, stream)
+            complete(stream, buffers)
             self._start(pointer_array, stream)
 
     def _start(self, pointer_array: int, stream: int) -> None:

@@ -2,13 +2,14 @@
 
 Everything that the rules of a call look at - addresses, shapes, strides, dtypes, devices, scalars, kernel -
 is in the key or compared with what was checked, so a call that is found here broke no rule then and breaks
-none now. Context, stream and capture are asked for every time. Only calls whose outputs and workspace are
-given can repeat; a call becomes known the second time that it comes.
+none now. Context, stream and capture are asked for every time, and what is not given is allocated. A call
+becomes known the second time that it comes.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlagen import check, runtime
 from mlagen.arguments import call_values
 from mlagen.counters import pool
 from mlagen.driver import call, current
+from mlagen.layout import D_LATENT
 from mlagen.plan.params import packer
 from mlagen.problem import Problem
 from mlagen.runtime import CudaLauncher, PreparedCall
@@ -25,36 +27,63 @@ from mlagen.tma import AlignedBytes
 MAX_READY = 1024
 MAX_SEEN = 4096
 _LOCK = threading.Lock()
-# softmax_scale, causal, num_splits, deterministic and spec, as the caller gave them.
-Options = tuple[Any, Any, Any, Any, Any]
+# softmax_scale, causal, num_splits, deterministic, return_lse and spec, as the caller gave them.
+Options = tuple[Any, Any, Any, Any, Any, Any]
 
 
 class ReadyCall:
-    """A launch with all its parameters filled in, but for stream and counters. Thread safe.
+    """A launch with all its parameters filled in, but for stream, counters and fresh buffers. Thread safe.
 
     Args:
         prepared: of the call's kernel and layout.
         problem: the checked call.
+        needed: bytes of scratch that it takes.
+        want_lse: whether it returns the log-sum-exp.
         metas: what `repeat` compares, see `_metas`.
         spec: what the caller passed as spec; held, since its identity is part of the key.
     """
 
-    __slots__ = ("_array", "_context", "_fields", "_held", "_number", "_prepared", "_splits", "metas", "spec")
+    __slots__ = (
+        "_array",
+        "_bytes",
+        "_context",
+        "_fields",
+        "_held",
+        "_lse_shape",
+        "_number",
+        "_out_shape",
+        "_prepared",
+        "_splits",
+        "metas",
+        "spec",
+    )
 
-    def __init__(self, prepared: PreparedCall, problem: Problem, metas: tuple[Any, ...], spec: Any) -> None:
-        plan, pointers = prepared.kernel.plan, problem.pointers
+    def __init__(
+        self,
+        prepared: PreparedCall,
+        problem: Problem,
+        needed: int,
+        want_lse: bool,
+        metas: tuple[Any, ...],
+        spec: Any,
+    ) -> None:
+        plan, pointers, layout = prepared.kernel.plan, problem.pointers, problem.layout
         self.metas, self.spec = metas, spec
         self._prepared = prepared
         self._splits, self._context = plan.spec.max_split > 1, prepared.kernel.device.context
         self._number = -1
+        heads = (layout.batch, layout.s_q, layout.h_q)
+        self._out_shape = None if "out" in pointers else (*heads, D_LATENT)
+        self._lse_shape = heads if want_lse and "lse" not in pointers else None
+        self._bytes = 0 if "workspace" in pointers else needed
         params = AlignedBytes(plan.params_bytes)
         params.write(prepared.template)
         self._fields: Any = packer(plan.params).from_address(params.address)
         values = call_values(
             problem,
-            out=pointers["out"],
+            out=pointers.get("out", 0),
             lse=pointers.get("lse", 0),
-            workspace=0 if problem.whole_rows or not self._splits else pointers.get("workspace", 0),
+            workspace=pointers.get("workspace", 0) if needed else 0,
             partial_lse_offset=prepared.partial_lse_offset,
             counters=0,
         )
@@ -66,32 +95,59 @@ class ReadyCall:
         self._held = (params, maps, array)
         self._array = ctypes.addressof(array)
 
-    def launch(self, stream: int) -> None:
-        """Launches on a stream.
+    def launch(self, q: Any, out: Any, lse: Any) -> Any:
+        """Makes the buffers that are not given and launches on the current stream of q's device.
+
+        Returns:
+            What mla_decode returns.
 
         Raises:
             DeviceError: the driver refuses the launch, or the stream cannot be used now.
         """
         prepared = self._prepared
-        meet = self._meet if self._splits else None
+        scratch = None
+        if self._out_shape is not None:
+            out = q.new_empty(self._out_shape)
+        if self._lse_shape is not None:
+            lse = q.new_empty(self._lse_shape, dtype=_torch().float32)
+        if self._bytes:
+            scratch = q.new_empty((self._bytes,), dtype=_torch().uint8)
+        stream = runtime.stream_of(q, prepared.kernel.device.ordinal)
         if int(prepared.driver.cuCtxGetCurrent()[1] or 0) == self._context:
-            prepared.start(self._array, stream, meet)
+            prepared.start(self._array, stream, self._complete, (out, lse, scratch))
         else:
             with current(prepared.kernel.device):
-                prepared.start(self._array, stream, meet)
+                prepared.start(self._array, stream, self._complete, (out, lse, scratch))
+        return out if lse is None else (out, lse)
 
-    def _meet(self, driver: Any, stream: int) -> None:
-        """Puts the counters of the stream, or of its capture, into the parameters. Runs under the lock of the
-        prepared call.
+    def _complete(self, stream: int, buffers: tuple[Any, Any, Any]) -> None:
+        """Puts fresh buffers and the counters of the stream, or of its capture, into the parameters. Runs
+        under the lock of the prepared call.
         """
+        fields, (out, lse, scratch) = self._fields, buffers
+        if self._out_shape is not None:
+            fields.out = out.data_ptr()
+        if self._lse_shape is not None:
+            fields.lse = lse.data_ptr()
+        if scratch is not None:
+            address = scratch.data_ptr()
+            fields.partial_out = address
+            fields.partial_lse = address + self._prepared.partial_lse_offset
+        if not self._splits:
+            return
+        driver = self._prepared.driver
         status, state = driver.cuStreamIsCapturing(stream)
         number = -1
         if not int(status) and not int(state):
             number = int(call(driver.cuStreamGetId(stream), "cuStreamGetId"))
             if number == self._number:
                 return
-        self._fields.counters = pool(self._prepared.kernel.device).slot(driver, stream)
+        fields.counters = pool(self._prepared.kernel.device).slot(driver, stream)
         self._number = number
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
 
 
 def _key(
@@ -107,7 +163,7 @@ def _key(
     """Addresses, options, and the extents that vary where batches of several sizes share buffers. Values that
     only compare equal, as 1 and True, are told apart by `_plain`.
     """
-    softmax_scale, causal, num_splits, deterministic, spec = options
+    softmax_scale, causal, num_splits, deterministic, return_lse, spec = options
     return (
         q.data_ptr(),
         q.shape,
@@ -115,13 +171,14 @@ def _key(
         block_table.data_ptr(),
         block_table.shape,
         cache_seqlens.data_ptr(),
-        out.data_ptr(),
+        0 if out is None else out.data_ptr(),
         0 if lse is None else lse.data_ptr(),
         0 if workspace is None else workspace.data_ptr(),
         softmax_scale,
         causal,
         num_splits,
         deterministic,
+        return_lse,
         spec if type(spec) is str else id(spec),
     )
 
@@ -146,10 +203,7 @@ def _metas(
         cache_seqlens.stride(),
         cache_seqlens.dtype,
         cache_seqlens.get_device(),
-        out.shape,
-        out.stride(),
-        out.dtype,
-        out.get_device(),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
         None if lse is None else (lse.shape, lse.stride(), lse.dtype, lse.get_device()),
         None
         if workspace is None
@@ -159,7 +213,7 @@ def _metas(
 
 def _plain(options: Options) -> bool:
     """Whether the options have the types that the key tells apart."""
-    softmax_scale, causal, num_splits, _, _ = options
+    softmax_scale, causal, num_splits, _, _, _ = options
     return (
         type(softmax_scale) is float
         and type(causal) is bool
@@ -176,13 +230,13 @@ def repeat(
     lse: Any,
     workspace: Any,
     options: Options,
-) -> bool:
+) -> Any:
     """Launches the call if it repeats an earlier one.
 
-    Args: tensors as in mla_decode, out given; options see Options.
+    Args: tensors as in mla_decode; options see Options.
 
     Returns:
-        Whether it did. Otherwise nothing has happened.
+        What mla_decode returns, or None: then nothing has happened.
 
     Raises:
         DeviceError: see ReadyCall.launch.
@@ -193,31 +247,25 @@ def repeat(
             _key(q, kv_cache, block_table, cache_seqlens, out, lse, workspace, options)
         )
         if ready is None or not _plain(options):
-            return False
+            return None
         if ready.metas != _metas(q, kv_cache, block_table, cache_seqlens, out, lse, workspace):
-            return False
+            return None
     except (AttributeError, KeyError, TypeError):  # a pair, no tensor, no launcher yet: the long way tells
-        return False
-    if check.wanted():
-        return False
-    ready.launch(runtime.stream_of(q, launcher.device.ordinal))
-    return True
+        return None
+    return None if check.wanted() else ready.launch(q, out, lse)
 
 
-def remember(launcher: CudaLauncher, problem: Problem, kernel: KernelSpec, options: Options) -> None:
-    """Makes the call known that was just launched, if it is the second time that it comes and its outputs and
-    workspace were given.
-    """
+def remember(
+    launcher: CudaLauncher, problem: Problem, kernel: KernelSpec, want_lse: bool, options: Options
+) -> None:
+    """Makes the call known that was just launched, if it is the second time that it comes."""
     tensors = problem.tensors
-    workspace = tensors.get("workspace")
     if "q" not in tensors or "kv_cache" not in tensors or not _plain(options):
         return
-    if workspace is None and kernel.max_split > 1 and not problem.whole_rows:
-        return
-    q, kv_cache = tensors["q"], tensors["kv_cache"]
-    others = (tensors["block_table"], tensors["cache_seqlens"], tensors["out"], tensors.get("lse"), workspace)
+    fixed = (tensors["q"], tensors["kv_cache"], tensors["block_table"], tensors["cache_seqlens"])
+    given = (tensors.get("out"), tensors.get("lse"), tensors.get("workspace"))
     try:
-        key, metas = _key(q, kv_cache, *others, options), _metas(q, kv_cache, *others)
+        key, metas = _key(*fixed, *given, options), _metas(*fixed, *given)
     except AttributeError:  # has what a checked call needs, but no get_device
         return
     if key not in launcher.seen:
@@ -225,7 +273,9 @@ def remember(launcher: CudaLauncher, problem: Problem, kernel: KernelSpec, optio
             launcher.seen.clear()
         launcher.seen.add(key)
         return
-    made = ReadyCall(launcher.prepared(kernel, problem.layout), problem, metas, options[-1])
+    layout = problem.layout
+    needed = 0 if problem.whole_rows else launcher.workspace_bytes(kernel, layout.batch, layout.s_q)
+    made = ReadyCall(launcher.prepared(kernel, layout), problem, needed, want_lse, metas, options[-1])
     with _LOCK:
         launcher.ready[key] = made
         while len(launcher.ready) > MAX_READY:

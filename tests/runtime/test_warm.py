@@ -81,8 +81,30 @@ def test_without_lse_and_without_workspace_where_none_is_needed(fake, checked):
     assert mlagen.mla_decode(**call) is call["out"]
     assert len(checked) == 2
     for _ in range(3):
-        mlagen.mla_decode(**call, return_lse=True)  # makes an lse: never a repetition
-    assert len(checked) == 5
+        out, lse = mlagen.mla_decode(**call, return_lse=True)
+        assert out is call["out"] and lse.shape == (2, 1, 16) and lse.dtype == "torch.float32"
+        assert field(fake, "lse", make_plan(never)) == lse.pointer
+    assert len(checked) == 4
+
+
+@pytest.mark.parametrize("want_lse", [False, True])
+def test_what_is_not_given_is_made_anew_each_time(fake, checked, want_lse):
+    call = given(out=None, lse=None, workspace=None, return_lse=want_lse)
+    q, size = call["q"], mlagen.workspace_size(SPEC, 2, 1, device=0)
+    seen = []
+    for _ in range(5):
+        made = len(q.made)
+        result = mlagen.mla_decode(**call)
+        out, lse = result if want_lse else (result, None)
+        scratch = next(tensor for tensor in q.made[made:] if tensor.dtype == "torch.uint8")
+        assert len(q.made) - made == 2 + want_lse
+        assert out.shape == (2, 1, 16, 512) and out.dtype == q.dtype and scratch.shape == (size,)
+        assert field(fake, "out") == out.pointer
+        assert field(fake, "lse") == (lse.pointer if want_lse else 0)
+        assert field(fake, "partial_out") == scratch.pointer
+        assert field(fake, "partial_lse") - scratch.pointer == 132 * 2 * 65536
+        seen.append(out.pointer)
+    assert len(checked) == 2 and len(set(seen)) == 5
 
 
 def test_no_spec_and_a_name(fake, checked):
@@ -162,9 +184,9 @@ def test_batches_of_several_sizes_in_the_same_buffers(fake, checked):
     assert len(checked) == 6
 
 
-def field(fake, name):
-    row = next(row for row in PLAN.params if row.name == name)
-    return struct.unpack_from("<Q", params(fake), row.offset)[0]
+def field(fake, name, plan=PLAN):
+    row = next(row for row in plan.params if row.name == name)
+    return struct.unpack_from("<Q", fake.parameter(0, plan.params_bytes), row.offset)[0]
 
 
 def test_stream_and_capture_are_asked_for_every_time(fake, monkeypatch):
