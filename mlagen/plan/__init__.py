@@ -12,6 +12,8 @@ from mlagen.spec import KernelSpec
 # One line a family: its module has SUPPORTED and make_plan(spec).
 FAMILIES = {
     "sm90_wgmma": "mlagen.plan.sm90_wgmma",
+    "sm100_tcgen05": "mlagen.plan.sm100_tcgen05",
+    "sm103_tcgen05": "mlagen.plan.sm100_tcgen05",
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mlagen.errors import BudgetError
 from mlagen.hardware import Hardware
-from mlagen.plan.model import Mbarrier, NamedBarrier, SmemRegion, WarpRole
+from mlagen.plan.model import Mbarrier, NamedBarrier, SmemRegion, TmemRegion, WarpRole
 
 MBARRIER_BYTES = 8
 
@@ -58,6 +58,29 @@ def lay_out_smem(
             f"Largest region: {largest.name} with {largest.nbytes} B. Knobs: {knobs}"
         )
     return tuple(placed), total
+
+
+def lay_out_tmem(regions: Sequence[TmemRegion], limit: int, knobs: str) -> tuple[tuple[TmemRegion, ...], int]:
+    """Gives every region of tensor memory its first column, in the given order.
+
+    Returns:
+        The regions with columns, and the columns to allocate: a power of two from 32 up.
+
+    Raises:
+        BudgetError: more columns than an SM has.
+    """
+    column = 0
+    placed: list[TmemRegion] = []
+    for region in regions:
+        placed.append(replace(region, first_column=column))
+        column += region.columns
+    allocated = max(32, 1 << max(column - 1, 0).bit_length())
+    if column > limit:
+        raise BudgetError(
+            f"tensor memory: {column} columns needed, {limit} is the limit, {column - limit} too many. "
+            f"Knobs: {knobs}"
+        )
+    return tuple(placed), allocated
 
 
 def check_registers(roles: Sequence[WarpRole], hardware: Hardware) -> int:

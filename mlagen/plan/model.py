@@ -142,6 +142,28 @@ class SmemRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class TmemRegion:
+    """Neighbouring columns of tensor memory, in all 128 lanes.
+
+    Attributes:
+        name: what it holds.
+        columns: 32-bit columns.
+        meaning: what lies in which lanes.
+        first_column: distance from the allocated address; -1 before `lay_out_tmem`.
+    """
+
+    name: str
+    columns: int
+    meaning: str
+    first_column: int = -1
+
+    @property
+    def last_column(self) -> int:
+        """Last column of the region."""
+        return self.first_column + self.columns - 1
+
+
+@dataclass(frozen=True, slots=True)
 class ParamField:
     """One member of Params.
 
@@ -277,7 +299,7 @@ class Plan:
     launch: Launch
     headers: tuple[str, ...]
     entries: tuple[Entry, ...]
-    tmem: tuple[()] = ()
+    tmem: tuple[TmemRegion, ...] = ()
 
     @property
     def name(self) -> str:

@@ -12,14 +12,26 @@
 //    that all have arrived after all, and merges.
 // Whoever comes second puts the flag back to 0, for the next launch.
 #pragma once
-#include "mlagen/roles/sm90/epilogue.cuh"
+#include "mlagen/arch/cluster.cuh"
+#include "mlagen/arch/global.cuh"
+#include "mlagen/arch/math.cuh"
+#include "mlagen/kv/tile_layout.cuh"
+#include "mlagen/query_rows.cuh"
+#include "mlagen/schedule.cuh"
 
 namespace mlagen {
 
-template <class Traits>
+// What a piece adds to the counter: 2^31 for all pieces together.
+__device__ __forceinline__ unsigned arrival_weight(MergeDuty const& duty) {
+  return duty.index == 0 ? 0x80000000u - unsigned(duty.pieces - 1) : 1u;
+}
+__device__ __forceinline__ bool bit31_differs(unsigned a, unsigned b) { return (a ^ b) >> 31; }
+
+// kColumns: of a row that one warpgroup writes; with all 512 of them there is no second half.
+template <class Traits, int kColumns = kHalf>
 struct Merge {
   using Element = typename Traits::Element;
-  static constexpr int kChunks = kHalf / 8;  // 16-byte chunks of half a row
+  static constexpr int kChunks = kColumns / 8;  // 16-byte chunks of half a row
   typename Traits::Params const& p;
   typename Traits::Smem& smem;
   Place<Traits> const place;
@@ -38,7 +50,7 @@ struct Merge {
     return reinterpret_cast<float*>(left() + Traits::kMaxSplit);
   }
   __device__ __forceinline__ void group_sync() const {
-    Epilogue<Traits>{p, smem, half}.group_sync();
+    named_barrier_sync(int(Traits::NamedBarrier::kHalfRead) + half, Traits::kHalfReadThreads);
   }
 
   __device__ __forceinline__ void run(int which) const {

@@ -45,6 +45,19 @@ __device__ __forceinline__ void mbarrier_arrive_remote(mbarrier& barrier, int ra
       : "memory");
 }
 
+// The same with a promise of bytes, at the barrier of CTA `rank`.
+__device__ __forceinline__ void mbarrier_arrive_expect_remote(mbarrier& barrier, int rank,
+                                                              int bytes) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [remote], %2;\n"
+      "}" ::"r"(smem_address(&barrier)),
+      "r"(rank), "r"(bytes)
+      : "memory");
+}
+
 // Has the phase of this parity completed? Does not block.
 __device__ __forceinline__ bool mbarrier_test(mbarrier& barrier, unsigned parity) {
   unsigned done;

@@ -59,4 +59,41 @@ __device__ __forceinline__ void tma_load_4d(TensorMap const& map, mbarrier& full
   }
 }
 
+// Loads one box into this CTA; its bytes count at `barrier`, a shared::cluster address, which with
+// kPair may lie in the other CTA of the pair.
+template <bool kPair>
+__device__ __forceinline__ void tma_load_5d_at(TensorMap const& map, unsigned barrier, unsigned to,
+                                               int tile, int group, int page) {
+  if constexpr (kPair) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes."
+        "L2::cache_hint [%0], [%1, {%3, %3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(0), "r"(tile), "r"(group), "r"(page), "l"(kStreamHint)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(0), "r"(tile), "r"(group), "r"(page), "l"(kStreamHint)
+        : "memory");
+  }
+}
+template <bool kPair>
+__device__ __forceinline__ void tma_load_4d_at(TensorMap const& map, unsigned barrier, unsigned to,
+                                               int tile, int page) {
+  if constexpr (kPair) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes."
+        "L2::cache_hint [%0], [%1, {%3, %3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(0), "r"(tile), "r"(page), "l"(kStreamHint)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(0), "r"(tile), "r"(page), "l"(kStreamHint)
+        : "memory");
+  }
+}
+
 }  // namespace mlagen

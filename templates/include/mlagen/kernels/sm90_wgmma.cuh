@@ -3,6 +3,7 @@
 #pragma once
 #include "mlagen/roles/sm90/accumulator.cuh"
 #include "mlagen/roles/sm90/scorer.cuh"
+#include "mlagen/work_list.cuh"
 
 namespace mlagen {
 
@@ -24,26 +25,6 @@ __device__ __forceinline__ void init_barriers(typename Traits::Smem& smem) {
     mbarrier_init(smem.exchange_full[0], Traits::kExchangeFullArrivals);
   }
   fence_mbarrier_init();
-}
-
-// One warp: the next rows of the team's walk that it has a share in.
-template <class Traits>
-__device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Traits::Smem& smem) {
-  int count = 0;
-  while (count == 0 && !walk.finished()) {
-    count = walk.step(0, [&](int slot, WorkItem const& item, auto const& share, auto const& cut) {
-      smem.work[0].item[slot] = item;
-      if (!item.split()) return;
-      smem.duty[item.slot()] =
-          MergeDuty{item.row,     item.tile,   item.pair_splits(),
-                    share.pieces, share.index, share.first_team,
-                    cut.base,     cut.cost,    walk.schedule.balanced() ? 0 : cut.cuts};
-    });
-  }
-  if (lane_id() == 0) {
-    smem.work[0].count = count;
-    smem.work[0].more = !walk.finished();
-  }
 }
 
 template <class Traits>

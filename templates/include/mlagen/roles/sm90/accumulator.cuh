@@ -5,8 +5,8 @@
 #pragma once
 #include "mlagen/arch/cluster.cuh"
 #include "mlagen/kv/pages.cuh"
+#include "mlagen/merge.cuh"
 #include "mlagen/roles/sm90/epilogue.cuh"
-#include "mlagen/roles/sm90/merge.cuh"
 
 namespace mlagen {
 

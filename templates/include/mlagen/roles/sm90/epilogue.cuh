@@ -6,6 +6,7 @@
 #include "mlagen/arch/global.cuh"
 #include "mlagen/arch/math.cuh"
 #include "mlagen/kv/tile_layout.cuh"
+#include "mlagen/merge.cuh"
 #include "mlagen/query_rows.cuh"
 #include "mlagen/schedule.cuh"
 
@@ -13,12 +14,6 @@ namespace mlagen {
 
 constexpr int kExchangeBytes =
     kHalfBytes + kBlockM * int(sizeof(float));  // a half of O and its 64 log-sum-exps
-
-// What a piece adds to the counter: 2^31 for all pieces together.
-__device__ __forceinline__ unsigned arrival_weight(MergeDuty const& duty) {
-  return duty.index == 0 ? 0x80000000u - unsigned(duty.pieces - 1) : 1u;
-}
-__device__ __forceinline__ bool bit31_differs(unsigned a, unsigned b) { return (a ^ b) >> 31; }
 
 template <class Traits>
 struct Epilogue {
