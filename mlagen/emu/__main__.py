@@ -1,4 +1,4 @@
-"""`python -m mlagen.emu run kernel.ptx ...`: any PTX on the emulator.
+"""`python -m mlagen.emu run kernel.ptx ...`: any PTX on the emulator; `mutate NAME`: a mutation score.
 
     python -m mlagen.emu run saxpy.ptx --grid 4 --block 128 --arg f32:2.0 --arg x.npy --arg
     zeros:512:f32=y.npy --arg i32:512
@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from mlagen.emu import mutation_command
 from mlagen.emu.checks import CheckOptions
 from mlagen.emu.emulator import Argument, Emulator, GlobalArray, LaunchResult
 from mlagen.emu.interfaces import EmulatorError
 from mlagen.emu.profile import profile
+from mlagen.errors import MlagenError
 
 _TYPES: dict[str, Any] = {
     "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32, "u32": np.uint32,
@@ -41,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mlagen.emu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run = parser.add_subparsers(dest="command", required=True).add_parser(
+    commands = parser.add_subparsers(dest="command", required=True)
+    mutation_command.add_parser(commands)
+    run = commands.add_parser(
         "run",
         help="run one kernel",
         description=__doc__,
@@ -158,8 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; exit status 0, 1 for findings or differing results, 2 for a fault of the kernel."""
     options = _parser().parse_args(arguments)
     try:
-        return _run(options)
-    except (EmulatorError, OSError) as error:
+        return mutation_command.run(options) if options.command == "mutate" else _run(options)
+    except (MlagenError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from mlagen.emu import interfaces
-from mlagen.emu.clocks import Actor, ClockDomain, Shadow
+from mlagen.emu.clocks import Actor, ClockDomain, Shadow, Stamp
 from mlagen.emu.global_checks import GlobalChecks
 from mlagen.emu.interfaces import Array
+from mlagen.emu.lanes import ALL_BITS, ALL_LANES, any_true, lane_bits
 
 if TYPE_CHECKING:
     from mlagen.emu.cta import Cta
@@ -24,13 +25,15 @@ class CheckOptions:
     race: unordered accesses of shared memory and TMEM. proxy: generic writes that the async proxy reads
     without a fence.
     unwritten: reads of bytes that nobody wrote. strict: rules of the ISA text that hardware is known not to
-    need.
+    need. own_part: a warp's wgmma.wait_group covers what its own part of the products read, as the ISA text
+    has it; otherwise what the whole warpgroup's products read, as hardware is known to do.
     """
 
     race: bool = True
     proxy: bool = True
     unwritten: bool = True
     strict: bool = True
+    own_part: bool = False
 
 
 class CtaShadow:
@@ -58,6 +61,22 @@ def granules(offsets: Array | slice | range, width: int) -> Array | slice:
     return (words.reshape(-1)[:, None] + np.arange(width // 4)).reshape(-1)
 
 
+_LANES = np.arange(32, dtype=np.int8)
+
+
+def lane_numbers(lanes: Array, at: Array | slice, width: int) -> Array | None:
+    """The lane that accesses each granule; None for parts of granules, and for accesses that lanes make
+    together.
+    """
+    if width < 4 or isinstance(at, slice):
+        return None
+    numbers = _LANES if lanes is ALL_LANES else _LANES[lanes]
+    each = width // 4
+    if len(at) != len(numbers) * each:
+        return None
+    return numbers if each == 1 else np.repeat(numbers, each)
+
+
 class Checks:
     """The checks of one launch. Accesses are declared when they are issued."""
 
@@ -77,9 +96,9 @@ class Checks:
             found = self.shadows[cta.index] = CtaShadow(cta.shared.size)
         return found
 
-    def operation(self, issuer: interfaces.Actor, name: str) -> Actor:
-        """The actor of one asynchronous operation that starts from the issuer's time."""
-        return self.domain.operation(cast(Actor, issuer), name)
+    def operation(self, issuer: interfaces.Actor, name: str, lanes: int = ALL_BITS) -> Actor:
+        """The actor of one asynchronous operation that starts from the time of the issuer's lanes (bits)."""
+        return self.domain.operation(cast(Actor, issuer), name, lanes)
 
     def shared_read(
         self,
@@ -88,13 +107,16 @@ class Checks:
         width: int,
         actor: interfaces.Actor,
         what: str,
+        lanes: Array | None = None,
     ) -> None:
-        """A read of shared memory is issued."""
+        """A read of shared memory is issued; by lanes of a warp if these are given."""
         if not self.on:
             return
         actor = cast(Actor, actor)
         shadow, at = self.shadow(cta), granules(offsets, width)
         if self.options.race:
+            if lanes is not None:
+                self._lanes(cta, shadow.shared, at, width, actor, what, lanes, write=False)
             writer = shadow.shared.read(actor, at)
             if writer is not None:
                 self._race(cta, what, actor, "read", "write", writer, at, shadow.shared)
@@ -108,8 +130,9 @@ class Checks:
         width: int,
         actor: interfaces.Actor,
         what: str,
+        lanes: Array | None = None,
     ) -> None:
-        """A write of shared memory is issued."""
+        """A write of shared memory is issued; by lanes of a warp if these are given."""
         if not self.on:
             return
         actor = cast(Actor, actor)
@@ -117,7 +140,12 @@ class Checks:
             self.copied += 4 * self._count(offsets, width)
         shadow, at = self.shadow(cta), granules(offsets, width)
         if self.options.race:
+            who = None
+            if lanes is not None:
+                who = self._lanes(cta, shadow.shared, at, width, actor, what, lanes, write=True)
             found = shadow.shared.write(actor, at)
+            if who is not None:
+                shadow.shared.lane[at] = who
             if found is not None:
                 self._race(cta, what, actor, "write", found[0], found[1], at, shadow.shared)
         if self.options.proxy:
@@ -129,12 +157,51 @@ class Checks:
                 self._proxy(cta, shadow, at, actor, what, "overwrites")
                 shadow.dirty_time[at] = 0
 
+    def _lanes(
+        self,
+        cta: interfaces.Cta,
+        shadow: Shadow,
+        at: Array | slice,
+        width: int,
+        actor: Actor,
+        what: str,
+        lanes: Array,
+        *,
+        write: bool,
+    ) -> Array | None:
+        """An access by lanes of a warp: report another lane's access that the warp has not synchronised
+        since; the lane of each granule, None where accesses cannot be told apart.
+        """
+        who = lane_numbers(lanes, at, width)
+        if who is not None and not isinstance(at, slice):
+            found = shadow.lane_conflict(actor, at, who, write)
+            if found is not None:
+                kind, theirs, mine, granule = found
+                self.machine.report(
+                    "race",
+                    f"{self.machine.names.shared(granule * 4)} of CTA {cta.index}: "
+                    f"{'write' if write else 'read'} by lane {mine} of {actor.name} [{what}] is not ordered "
+                    f"after a {kind} by lane {theirs}: there is no bar.warp.sync in between",
+                )
+            if not write:
+                shadow.read_by_lanes(actor, at, who)
+        actor.touched |= lane_bits(lanes)
+        return who
+
     @staticmethod
     def _count(offsets: Array | slice | range, width: int) -> int:
         """Granules of an access."""
         if isinstance(offsets, slice | range):
             return -(-(offsets.stop - offsets.start) // 4)
         return int(np.asarray(offsets).size) * max(width // 4, 1)
+
+    def product_done(self, warp: interfaces.Warp, stamp: interfaces.Stamp | None) -> interfaces.Stamp | None:
+        """What a warp knows when a product of its warpgroup is done (see `CheckOptions.own_part`)."""
+        if not self.options.own_part or not isinstance(stamp, Stamp):
+            return stamp
+        clock = stamp.clock.copy()
+        clock[[cast(Actor, w.actor).index for w in warp.warpgroup.warps if w is not warp]] = 0
+        return Stamp(clock)
 
     def proxy_fence(self, ctas: list[Cta], actor: Actor) -> None:
         """A fence.proxy.async: every generic write that the fencing warp comes after is now visible to the
@@ -215,7 +282,7 @@ class Checks:
         self, cta: interfaces.Cta, shadow: CtaShadow, at: Array | slice, actor: Actor, what: str, verb: str
     ) -> None:
         dirty = shadow.dirty_time[at] > 0
-        if dirty.any():
+        if any_true(dirty):
             where = np.arange(len(shadow.dirty_time))[at][dirty]
             writer = self.domain.name_of(int(shadow.dirty_writer[where[0]]))
             place = self.machine.names.shared(int(where[0]) * 4)

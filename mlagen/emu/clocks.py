@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlagen.emu import interfaces
+from mlagen.emu.lanes import ALL_BITS, any_true
 
 OPERATIONS = 256
 
@@ -35,28 +36,55 @@ class Stamp:
 
 
 class Actor:
-    """A warp, a pipe or one asynchronous operation, with the time that it knows."""
+    """A warp, a pipe or one asynchronous operation, with the time that it knows.
 
-    __slots__ = ("clock", "index", "name", "operation", "proxy")
+    Lanes of a warp share its entry. What one lane releases covers accesses of other lanes only as far as
+    the warp has synchronised: `synced` is that time; `touched` are the lanes (bits) with accesses since the
+    last release, `older` those with accesses between `synced` and that release. `whole` is an entry for what
+    every lane of the warp did itself, such as waiting.
+    """
+
+    __slots__ = ("clock", "index", "name", "older", "operation", "proxy", "synced", "touched", "whole")
 
     def __init__(self, name: str, proxy: Literal["generic", "async"], index: int, clock: Clock) -> None:
         self.name = name
         self.proxy: Literal["generic", "async"] = proxy
         self.index = index
+        self.whole = index
         self.clock = clock
         self.operation = False
+        self.synced = 0
+        self.touched = 0
+        self.older = 0
 
-    def release(self) -> Stamp:
-        """What this actor did so far. Later accesses are not covered."""
+    def release(self, lanes: int = ALL_BITS) -> Stamp:
+        """What these lanes (bits) of the actor did so far, and what they know. Later accesses are not
+        covered.
+        """
         stamp = Stamp(self.clock.copy())
+        if (self.touched | self.older) & ~lanes:
+            stamp.clock[self.index] = self.synced
         if not self.operation:
             self.clock[self.index] += 1
+            if self.whole != self.index:
+                self.clock[self.whole] += 1
+            self.older |= self.touched
+            self.touched = 0
         return stamp
+
+    def sync_lanes(self) -> None:
+        """All lanes come after all accesses of all lanes."""
+        self.acquire(self.release())
 
     def acquire(self, stamp: interfaces.Stamp | None) -> None:
         """This actor now comes after what the stamp covers."""
         if isinstance(stamp, Stamp):
+            own = stamp.clock[self.index]
             np.maximum(self.clock, stamp.clock, out=self.clock)
+            if own > self.synced:
+                self.synced = int(own)
+                if own + 1 >= self.clock[self.index]:
+                    self.older = 0
 
 
 class ClockDomain:
@@ -79,11 +107,21 @@ class ClockDomain:
         clock[index] = 1
         return Actor(name, proxy, index, clock)
 
-    def operation(self, issuer: Actor, name: str) -> Actor:
-        """A new asynchronous operation that starts at the issuer's time."""
+    def warp(self, name: str) -> Actor:
+        """A new warp, with an entry for what all of its lanes did themselves."""
+        actor = self.actor(name, "generic")
+        actor.whole = len(self.names)
+        self.names.append(name)
+        actor.clock[actor.whole] = 1
+        return actor
+
+    def operation(self, issuer: Actor, name: str, lanes: int = ALL_BITS) -> Actor:
+        """A new asynchronous operation that starts at the time of the issuer's lanes (bits)."""
         number, self.operations = self.operations, self.operations + 1
         index = self.first_operation + number % OPERATIONS
         clock = issuer.clock.copy()
+        if (issuer.touched | issuer.older) & ~lanes:
+            clock[issuer.index] = issuer.synced
         clock[index] = number // OPERATIONS + 1
         actor = Actor(name, "async", index, clock)
         actor.operation = True
@@ -101,7 +139,8 @@ class Shadow:
     """Who wrote and who read each granule of one memory, and when.
 
     columns: which actors ever read here; read times are kept per column, so that a memory that few actors
-    read stays small.
+    read stays small. For accesses that one lane of a warp made, lane and read_lane say which (else -1); of
+    reads only the last one is known to the lane.
     """
 
     def __init__(self, granules: int) -> None:
@@ -111,6 +150,10 @@ class Shadow:
         self.columns: dict[int, int] = {}
         self.readers: npt.NDArray[np.int32] = np.zeros((4,), np.int32)
         self.reads: npt.NDArray[np.int32] = np.zeros((4, granules), np.int32)
+        self.lane: npt.NDArray[np.int8] = np.full(granules, -1, np.int8)
+        self.reader: npt.NDArray[np.int32] = np.zeros(granules, np.int32)
+        self.read_time: npt.NDArray[np.int32] = np.zeros(granules, np.int32)
+        self.read_lane: npt.NDArray[np.int8] = np.full(granules, -1, np.int8)
 
     def column(self, index: int) -> int:
         """The column of a reader, new if this is its first read."""
@@ -130,7 +173,7 @@ class Shadow:
         late = clock[writer] < self.written[at]
         column = self.column(actor.index)
         self.reads[column, at] = clock[actor.index]
-        return int(writer[late][0]) if late.any() else None
+        return int(writer[late][0]) if any_true(late) else None
 
     def write(self, actor: Actor, at: npt.NDArray[np.int64] | slice) -> tuple[str, int] | None:
         """Record a write; ("read" or "write", entry) of an access that it is not ordered after, if any."""
@@ -138,7 +181,7 @@ class Shadow:
         found: tuple[str, int] | None = None
         writer = self.writer[at]
         late = clock[writer] < self.written[at]
-        if late.any():
+        if any_true(late):
             found = ("write", int(writer[late][0]))
         used = len(self.columns)
         if used and found is None:
@@ -148,4 +191,31 @@ class Shadow:
                 found = ("read", int(readers[early][0]))
         self.writer[at] = actor.index
         self.written[at] = clock[actor.index]
+        self.lane[at] = -1
         return found
+
+    def lane_conflict(
+        self, actor: Actor, at: npt.NDArray[np.int64], lanes: npt.NDArray[np.int8], write: bool
+    ) -> tuple[str, int, int, int] | None:
+        """(read or write, its lane, our lane, granule) of an access by another lane of the same warp that the
+        warp has not synchronised since. Call it before `read` or `write`.
+        """
+        if not actor.touched | actor.older:
+            return None
+        late = (self.writer[at] == actor.index) & (self.written[at] > actor.synced)
+        late &= (self.lane[at] != lanes) & (self.lane[at] >= 0)
+        kind, theirs = "write", self.lane
+        if write and not any_true(late):
+            late = (self.reader[at] == actor.index) & (self.read_time[at] > actor.synced)
+            late &= (self.read_lane[at] != lanes) & (self.read_lane[at] >= 0)
+            kind, theirs = "read", self.read_lane
+        if not any_true(late):
+            return None
+        first = int(np.nonzero(late)[0][0])
+        return kind, int(theirs[at[first]]), int(lanes[first]), int(at[first])
+
+    def read_by_lanes(self, actor: Actor, at: npt.NDArray[np.int64], lanes: npt.NDArray[np.int8]) -> None:
+        """Which lanes made a read."""
+        self.reader[at] = actor.index
+        self.read_time[at] = actor.clock[actor.index]
+        self.read_lane[at] = lanes

@@ -7,8 +7,10 @@ their own, executed by the machine.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,7 +117,25 @@ class Program:
         self.accumulators = self._accumulators()
         self.leaders = self._leaders()
         self.blocks: dict[int, Block] = {}
+        self.codes: dict[tuple[int, str], types.CodeType] = {}
+        self.stored_codes = 0
         self._flows: dict[int, Flow | None] = {}
+
+    def patched(self, changes: Mapping[int, Instruction]) -> Program:
+        """This program with other instructions at some indices. Blocks without any of them are shared.
+
+        An instruction that blocks can only replace one that does.
+        """
+        twin = copy.copy(self)
+        twin.instructions, twin.entries = list(self.instructions), list(self.entries)
+        for pc, ins in changes.items():
+            twin.instructions[pc], twin.entries[pc] = ins, lookup(ins.name)
+        twin.blocks = {
+            pc: block for pc, block in self.blocks.items() if not any(pc <= c < block.end for c in changes)
+        }
+        twin.codes = dict(self.codes)
+        twin._flows = {pc: flow for pc, flow in self._flows.items() if pc not in changes}
+        return twin
 
     # ---- registers
 
@@ -209,22 +229,31 @@ class Program:
         lines = ["def block(w,M):", " R=w.registers"]
         for pc in range(block.start, block.end):
             lines += self._lines(self.instructions[pc], masked)
-        run = self._execute(lines, block, masked)
+        run = self._execute(lines, block, "masked" if masked else "full")
         block.run[masked] = run
         block.touched, block.stored = frozenset(self.binder.touched), frozenset(self.binder.stored)
         block.accumulators = frozenset(self.binder.loaded & self.accumulators)
         return run
 
-    def _execute(self, lines: list[str], block: Block, masked: bool) -> Callable[..., Any]:
-        text = "\n".join(lines)
+    def _execute(self, lines: list[str], block: Block, form: str) -> Callable[..., Any]:
+        """The function of generated lines. form: "full", "masked" or "finish"."""
+        name = f"<{self.function.name} pc {block.start} {form}>"
+        self.codes[block.start, form] = compile("\n".join(lines), name, "exec")
+        return self._function(block, form)
+
+    def _function(self, block: Block, form: str) -> Callable[..., Any]:
         scope: dict[str, Any] = {}
-        exec(
-            compile(text, f"<{self.function.name} pc {block.start}{' masked' if masked else ''}>", "exec"),
-            self.environment,
-            scope,
-        )
+        exec(self.codes[block.start, form], self.environment, scope)
         run: Callable[..., Any] = scope["block"]
         return run
+
+    def attach(self, block: Block) -> None:
+        """Give a block the functions of its stored code."""
+        for masked, form in enumerate(("full", "masked")):
+            if (block.start, form) in self.codes:
+                block.run[masked] = self._function(block, form)
+        if (block.start, "finish") in self.codes:
+            block.finish = self._function(block, "finish")
 
     def bind(self, ins: Instruction) -> tuple[Bound | Inline, ...]:
         """Call the binding function of an instruction; errors name the instruction."""
@@ -266,7 +295,7 @@ class Program:
         self.binder.touched.add(slot)
         lines = [
             f" P={'~' if ins.predicate_negated else ''}R[{slot}]" + ("&M" if masked else ""),
-            " if P.any():",
+            " if 1 in P.tobytes():",
         ]
         if masked:
             return [*lines, "  S=M;M=P", *("  " + line for line in inner), "  M=S"]
@@ -293,7 +322,7 @@ class Program:
             raise EmulatorError(f"{describe(ins)} is registered as blocking, but is an expression")
         call = f"{self.binder.function(bound.run)}({','.join(['w', 'M', *(r.code for r in bound.reads)])})"
         lines = ["def block(w,M):", " R=w.registers", f" w.at={block.start}", f" return {call}"]
-        block.run = [self._execute(lines, block, True)] * 2
+        block.run = [self._execute(lines, block, "full"), None]
         lines = ["def block(w,M,result):", " R=w.registers"]
         names = [f"v{i}" for i in range(len(bound.writes))]
         if names:
@@ -302,5 +331,5 @@ class Program:
                 " " + self.binder.store(t, n, ty, True)
                 for n, (t, ty) in zip(names, bound.writes, strict=True)
             ]
-        block.finish = self._execute([*lines, " return"], block, True)
+        block.finish = self._execute([*lines, " return"], block, "finish")
         block.touched, block.stored = frozenset(self.binder.touched), frozenset(self.binder.stored)

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlagen.emu.cta import Group
 from mlagen.emu.interfaces import Array, EmulatorError, Instruction, Reg, Sym
+from mlagen.emu.lanes import all_true, any_true
 
 if TYPE_CHECKING:
     from mlagen.emu.codegen import Block
@@ -25,7 +26,7 @@ def step_control(machine: Machine, warp: Warp, group: Group, block: Block, ins: 
     op = ins.op
     if op == "bra":
         _branch(warp, group, taken, block.target, block.end)
-    elif not taken.any():
+    elif not any_true(taken):
         group.pc = block.end
     elif op in ("ret", "exit"):
         _leave(warp, group, taken, block.end)
@@ -39,13 +40,13 @@ def step_control(machine: Machine, warp: Warp, group: Group, block: Block, ins: 
 
 
 def _branch(warp: Warp, group: Group, taken: Array, target: int, after: int) -> None:
-    if taken is group.mask or taken.all():
+    if taken is group.mask or all_true(taken):
         group.pc = target
         return
     rest = group.mask & ~taken
-    if not taken.any():
+    if not any_true(taken):
         group.pc = after
-    elif not rest.any():
+    elif not any_true(rest):
         group.pc = target
     else:
         group.pc, group.mask, group.full = after, rest, False
@@ -55,7 +56,7 @@ def _branch(warp: Warp, group: Group, taken: Array, target: int, after: int) -> 
 def _leave(warp: Warp, group: Group, taken: Array, after: int) -> None:
     """Lanes exit (there are no device functions to return from)."""
     rest = group.mask & ~taken
-    if rest.any():
+    if any_true(rest):
         group.pc, group.mask, group.full = after, rest, False
     else:
         warp.groups.remove(group)

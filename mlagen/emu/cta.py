@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from mlagen.emu.clocks import Actor, Stamp
 from mlagen.emu.interfaces import SHARED_OFFSET_BITS, WARP, Array, EmulatorError, Wait
+from mlagen.emu.lanes import ALL_LANES as ALL_LANES
+from mlagen.emu.lanes import all_true
 from mlagen.emu.mbarrier import Mbarrier
 from mlagen.emu.memory import LocalMemory, SharedMemory, TensorMemory
 from mlagen.emu.taint import TaintTracker
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from mlagen.emu.machine import Machine
 
 LANES = np.arange(WARP, dtype=np.uint32)
-ALL_LANES: npt.NDArray[np.bool_] = np.ones(WARP, np.bool_)
 OFFSET_MASK = (1 << SHARED_OFFSET_BITS) - 1
 
 
@@ -158,7 +159,7 @@ class Group:
     def __init__(self, pc: int, mask: npt.NDArray[np.bool_]) -> None:
         self.pc = pc
         self.mask = mask
-        self.full = bool(mask.all())
+        self.full = all_true(mask)
         self.wait: Wait | None = None
         self.waiting_lanes = mask
 
@@ -184,9 +185,10 @@ class Warp:
         self.at = 0
         self.scratch: dict[str, Any] = {}
         self.warpgroup: Warpgroup
-        self.actor = machine.domain.actor(machine.names.warp(cta.index, number), "generic")
+        self.actor = machine.domain.warp(machine.names.warp(cta.index, number))
         self.bulk_actor = machine.domain.actor(f"bulk stores of {self.actor.name}", "async")
         self.fence_stamp: Stamp | None = None
+        self.fence_scope = "gpu"
         self.inflight: set[int] = set()
         self.inflight_read: set[int] = set()
         self.on_touch: Any = None

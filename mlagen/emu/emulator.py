@@ -10,17 +10,19 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from mlagen.emu import code_cache, stored_code
 from mlagen.emu.checks import CheckOptions
 from mlagen.emu.codegen import Program
 from mlagen.emu.findings import Findings
-from mlagen.emu.interfaces import EmulatorError
-from mlagen.emu.machine import Dim3, LaunchConfig, Machine
+from mlagen.emu.interfaces import EmulatorError, Instruction
+from mlagen.emu.launch_config import Dim3, LaunchConfig
+from mlagen.emu.machine import Machine
 from mlagen.emu.memory import GlobalMemory
 from mlagen.emu.names import Names
 from mlagen.emu.parser import parse_module
@@ -28,6 +30,9 @@ from mlagen.emu.placement import place_global
 from mlagen.emu.ptx import Function, Module
 
 Argument: TypeAlias = "bytes | int | float | np.generic | GlobalArray"
+LONG = 1 << 16
+"""Bytes of a PTX text from which it is worth keeping on disk what was made of it."""
+
 _MODULES: dict[str, Module] = {}
 _PROGRAMS: dict[tuple[Any, ...], Program] = {}
 
@@ -85,11 +90,17 @@ def dim3(value: int | Sequence[int]) -> Dim3:
 
 
 def load_module(text: str) -> tuple[str, Module]:
-    """(digest, parsed module) of a PTX text; parsed once per process."""
+    """(digest, parsed module) of a PTX text; parsed once, and kept on disk if it is long."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     module = _MODULES.get(digest)
     if module is None:
-        module = _MODULES[digest] = parse_module(text)
+        key = code_cache.key_of("module", digest) if len(text) >= LONG else ""
+        module = code_cache.load(key) if key else None
+        if module is None:
+            module = parse_module(text)
+            if key:
+                code_cache.store(key, module)
+        _MODULES[digest] = module
     return digest, module
 
 
@@ -146,6 +157,8 @@ class Emulator:
         exact: bool = True,
         fail_on_findings: bool = True,
         max_rounds: int = 0,
+        stop_at_finding: bool = False,
+        patch: Mapping[int, Instruction] | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end and copy the arrays back.
 
@@ -155,12 +168,14 @@ class Emulator:
             dynamic_shared: bytes.
             args: one for each parameter: a registered array, a Python number, a numpy scalar, or the bytes of
             a struct.
-            schedule: eager, lazy, random:SEED, starve:ROLE or lockstep.
+            schedule: eager, lazy, random:SEED, starve:ROLE (or a warp number, or ctaN) or lockstep.
             checks: which sanitizers run; all by default.
             names: names for reports, see Names.from_plan.
             exact: tensor-core products in the bit-exact model; otherwise float32 matmul.
             max_rounds: rounds of the scheduler after which the launch counts as endless; 0 for no limit.
             fail_on_findings: raise SanitizerError at the end if there are findings other than lints.
+            stop_at_finding: raise it at the first one.
+            patch: instructions that replace those of the kernel, by index (see `mlagen.emu.mutate`).
 
         Raises:
             EmulatorError: undefined behaviour, a deadlock, an unknown instruction, arguments that do not fit.
@@ -178,17 +193,25 @@ class Emulator:
             exact,
             replace(names) if names is not None else Names(),
             max_rounds,
+            stop_at_finding,
+            patch or {},
         )
         key = (self.digest, function.name, tuple(self.memory.variables.items()))
         params = pack_arguments(function, args)
         programs = _PROGRAMS if self.digest else self.programs
         machine = Machine(self.module, function, self.memory, params, config, programs.get(key))
-        programs[key] = machine.program
+        program = machine.compiled
+        stored = code_cache.key_of("code", *key) if len(function.instructions) >= LONG // 32 else ""
+        if key not in programs and stored and self.digest:
+            stored_code.restore(program, stored)
+        programs[key] = program
         started = time.perf_counter()
         try:
             findings = machine.run()
         finally:
             self._copy_back()
+            if stored and self.digest:
+                stored_code.store(program, stored)
         return LaunchResult(findings, time.perf_counter() - started, machine.instruction_count(), machine)
 
     def _copy_back(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlagen.emu.clocks import Actor, Shadow
 from mlagen.emu.interfaces import Array
+from mlagen.emu.lanes import lane_bits
 
 if TYPE_CHECKING:
     from mlagen.emu.machine import Machine
@@ -45,14 +46,15 @@ class GlobalChecks:
             return words
         return (words[:, None] + np.arange(width // 4)).reshape(-1)
 
-    def read(self, offsets: Array, width: int, actor: Actor) -> None:
-        """A weak load of `width` bytes at each offset of the arena."""
+    def read(self, offsets: Array, width: int, actor: Actor, lanes: Array) -> None:
+        """A weak load of `width` bytes at each offset of the arena, one for each of the lanes."""
         if not self.shadows:
             return
         index = self._region(int(offsets[0]))
         shadow = self.shadows.get(index)
         if shadow is None:
             return
+        actor.touched |= lane_bits(lanes)
         start, size, name = self.regions[index]
         inside = (offsets >= start) & (offsets < start + size)
         at = self._granules(offsets[inside], width, start)
@@ -60,11 +62,13 @@ class GlobalChecks:
         if writer is not None:
             self._report("read", "write", writer, actor, name, at)
 
-    def write(self, offsets: Array, width: int, actor: Actor, same: Callable[[], bool]) -> None:
-        """A weak store of `width` bytes at each offset of the arena, before it is done.
+    def write(self, offsets: Array, width: int, actor: Actor, same: Callable[[], bool], lanes: Array) -> None:
+        """A weak store of `width` bytes at each offset of the arena, one for each of the lanes, before it is
+        done.
 
         same() says whether the bytes are there already: two writers of one value are only noted.
         """
+        actor.touched |= lane_bits(lanes)
         index = self._region(int(offsets[0]))
         start, size, name = self.regions[index]
         shadow = self.shadows.get(index)

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlagen.emu.cta import ALL_LANES
 from mlagen.emu.interfaces import Array
+from mlagen.emu.lanes import any_true
 from mlagen.emu.types import NUMPY
 
 
@@ -22,7 +23,7 @@ def _fma_odd(a: Array, b: Array, c: Array) -> Array:
     error = (product - (total - back)) + (addend - back)
     bits = total.view(np.int64)
     inexact = (error != 0) & np.isfinite(total) & ((bits & 1) == 0)
-    if inexact.any():
+    if any_true(inexact):
         away = (error > 0) == (total > 0)
         total = np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
     return total
@@ -110,7 +111,7 @@ def unpack(value: Array, kind: Any, count: int) -> Array:
 def flush(x: Array) -> Array:
     """`.ftz`: float32 subnormals become zeros of the same sign."""
     small = np.abs(x) < np.float32(2.0**-126)
-    if small.any():
+    if any_true(small):
         return np.where(small, np.copysign(np.float32(0), x), x)
     return x
 

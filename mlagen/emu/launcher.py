@@ -8,7 +8,7 @@ swizzles and layouts come from the PTX and from the tensor maps.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from mlagen.arguments import call_values, layout_values
 from mlagen.emu.checks import CheckOptions
 from mlagen.emu.emulator import Emulator, LaunchResult
+from mlagen.emu.interfaces import Instruction
 from mlagen.emu.names import Names
-from mlagen.emu.ptx import Module
 from mlagen.emu.tensormap import ElementType, Swizzle, encode_tiled
 from mlagen.errors import DeviceError
 from mlagen.launch_shape import COUNTERS_PER_CTA, LaunchShape, launch_shape, workspace_bytes
@@ -59,6 +59,7 @@ class EmulatorOptions:
     checks: CheckOptions = field(default_factory=CheckOptions)
     exact: bool = True
     fail_on_findings: bool = True
+    stop_at_finding: bool = False
 
 
 class EmulatorLauncher:
@@ -70,7 +71,7 @@ class EmulatorLauncher:
 
     Attributes:
         results: of every launch, in order.
-        module: runs instead of the spec's PTX if set (a mutant).
+        patch: instructions that replace those of the main kernel, by index (a mutant).
         max_rounds: see `Emulator.launch`.
     """
 
@@ -81,7 +82,7 @@ class EmulatorLauncher:
         self.results: list[LaunchResult] = []
         self._ptx = ptx or _built_ptx
         self._texts: dict[KernelSpec, str] = {}
-        self.module: Module | None = None
+        self.patch: Mapping[int, Instruction] = {}
         self.max_rounds = 0
         self._counters = np.zeros(max(self.options.sms, 1) * COUNTERS_PER_CTA, np.uint32)
 
@@ -154,7 +155,7 @@ class EmulatorLauncher:
         return text
 
     def _emulator(self, spec: KernelSpec) -> Emulator:
-        return Emulator(self.module or self.text(spec))
+        return Emulator(self.text(spec))
 
     def _regions(
         self, spec: KernelSpec, problem: Problem, outputs: Outputs, shape: LaunchShape
@@ -192,6 +193,8 @@ class EmulatorLauncher:
                 exact=options.exact,
                 fail_on_findings=options.fail_on_findings,
                 max_rounds=self.max_rounds,
+                stop_at_finding=options.stop_at_finding,
+                patch=self.patch if main else None,
             )
         finally:
             space.copy_back()

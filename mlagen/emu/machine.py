@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mlagen.emu.checks import CheckOptions, Checks
+from mlagen.emu.checks import Checks
 from mlagen.emu.clocks import ClockDomain
 from mlagen.emu.codegen import Block, Program, describe
 from mlagen.emu.control import step_control
 from mlagen.emu.cta import Cluster, Cta, Group, Warp, Warpgroup
 from mlagen.emu.deadlock import DeadlockError, deadlock_text
-from mlagen.emu.findings import Finding, Findings, SanitizerError
+from mlagen.emu.findings import LINTS, Finding, Findings, SanitizerError
 from mlagen.emu.interfaces import Array, AsyncOp, EmulatorError, Wait
+from mlagen.emu.lanes import all_true, any_true
+from mlagen.emu.launch_config import LaunchConfig
 from mlagen.emu.memory import GlobalMemory
-from mlagen.emu.names import Names
 from mlagen.emu.placement import RESERVED_SHARED, layout
 from mlagen.emu.ptx import Function, Module
 from mlagen.emu.schedule import SPIN_QUANTUM, AsyncEngine, Schedule
@@ -26,29 +26,6 @@ IDLE_ROUNDS = 400
 
 TIMEOUT_ROUNDS = (3, 9, 27)
 """Idle rounds in which waits that may time out (mbarrier.try_wait) do."""
-
-Dim3 = tuple[int, int, int]
-
-
-@dataclass(slots=True)
-class LaunchConfig:
-    """How a kernel is launched.
-
-    dynamic_shared: bytes. schedule: a name for `Schedule.parse`. fail_on_findings: raise SanitizerError at
-    the end. exact: tensor-core
-    products in the bit-exact model; otherwise float32 matmul.
-    """
-
-    grid: Dim3
-    block: Dim3
-    cluster: Dim3 = (1, 1, 1)
-    dynamic_shared: int = 0
-    schedule: str = "eager"
-    checks: CheckOptions = field(default_factory=CheckOptions)
-    fail_on_findings: bool = True
-    exact: bool = True
-    names: Names = field(default_factory=Names)
-    max_rounds: int = 0
 
 
 class Machine:
@@ -73,7 +50,8 @@ class Machine:
         symbols, base, local_size = layout(module, function, memory)
         self.names.dynamic_base = base
         self.shared_size = base + config.dynamic_shared
-        self.program = program or Program(module, function, symbols, local_size)
+        self.compiled = program or Program(module, function, symbols, local_size)
+        self.program = self.compiled.patched(config.patch) if config.patch else self.compiled
         self.findings = Findings()
         memory.on_unwritten = self._unwritten if config.checks.unwritten else None
         self.param_base = memory.allocate_array(max(len(params), 16), "parameters", _bytes(params, 16))
@@ -95,9 +73,9 @@ class Machine:
         if not 1 <= threads <= 1024:
             raise EmulatorError(f"block {self.block} has {threads} threads, 1..1024 allowed")
         self.ctas_total = grid[0] * grid[1] * grid[2]
-        # a warp and its pipes: bulk stores, and tcgen05.ld and st where the kernel has them
-        pipes = 4 if any(ins.op == "tcgen05" for ins in self.program.instructions) else 2
-        self.domain = ClockDomain(self.ctas_total * (pipes * warps + -(-warps // 4) + 1))
+        # two for a warp, and its pipes: bulk stores, and tcgen05.ld and st where the kernel has them
+        entries = 5 if any(ins.op == "tcgen05" for ins in self.program.instructions) else 3
+        self.domain = ClockDomain(self.ctas_total * (entries * warps + -(-warps // 4) + 1))
         self.checks = Checks(self, self.config.checks, self.domain)
         self.ctas: list[Cta] = []
         self.clusters: list[Cluster] = []
@@ -159,6 +137,8 @@ class Machine:
             None if kind == "note" else op.name if op is not None else warp.at if warp is not None else None
         )
         self.findings.add(Finding(kind, message, self.location(warp)), place)
+        if self.config.stop_at_finding and kind not in LINTS:
+            raise SanitizerError(self.findings)
 
     def location(self, warp: Warp | None) -> str:
         """Where a warp is: CTA, warp, role, PTX line, source line."""
@@ -220,7 +200,7 @@ class Machine:
                 raise EmulatorError(f"the launch did not end within {self.config.max_rounds} rounds")
             if self.progress != before or self.run_async(limit=1):
                 idle = 0
-            elif live and not any(w.id in self.schedule.starved and w.ready() for w in live):
+            elif live and not any(self.schedule.held(w) and w.ready() for w in live):
                 idle += 1
                 self._idle(live, idle)
         while self.run_async(limit=1 << 30):
@@ -268,6 +248,8 @@ class Machine:
         self.progress += 1
         try:
             op.run()
+        except SanitizerError:
+            raise
         except EmulatorError as error:
             raise EmulatorError(f"{error}\n    in asynchronous {op.name}") from None
         finally:
@@ -337,7 +319,7 @@ class Machine:
                 first, second = groups[i], groups[i + 1]
                 if first.pc == second.pc and first.wait is None and second.wait is None:
                     first.mask = first.mask | second.mask
-                    first.full = bool(first.mask.all())
+                    first.full = all_true(first.mask)
                     del groups[i + 1]
                 else:
                     i += 1
@@ -353,7 +335,7 @@ class Machine:
         if block.predicate >= 0:
             predicate = warp.registers[block.predicate]
             lanes = lanes & (~predicate if block.negated else predicate)
-            if not lanes.any():
+            if not any_true(lanes):
                 group.pc = block.end
                 return
         if warp.inflight and self._touches_inflight(warp, group, block):

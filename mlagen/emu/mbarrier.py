@@ -83,7 +83,7 @@ class Mbarrier:
     def saw(self, actor: Actor) -> None:
         """An actor observed that the last phase is complete."""
         actor.acquire(self.released)
-        self.waiters[actor.index] = (int(actor.clock[actor.index]), actor.name)
+        self.waiters[actor.whole] = (int(actor.clock[actor.whole]), actor.name)
 
     def _check_tx(self) -> None:
         if abs(self.tx) > MAX_COUNT:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlagen.emu.interfaces import GLOBAL_BASE, Array, EmulatorError
+from mlagen.emu.lanes import any_nonzero, any_true
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -63,10 +64,10 @@ class ByteStore:
     def _index(self, offsets: Array, width: int, vector: int) -> Array:
         """Element indices; checks alignment and the outer bounds."""
         total = width * vector
-        if (offsets & offsets.dtype.type(total - 1)).any():
+        if any_nonzero(offsets & offsets.dtype.type(total - 1)):
             bad = int(offsets[(offsets & offsets.dtype.type(total - 1)) != 0][0])
             raise EmulatorError(f"misaligned access of {total} bytes at {self.where(bad)}")
-        top = int(offsets.max())
+        top = int(np.maximum.reduce(offsets, axis=None))
         if top + total > self.size:
             raise EmulatorError(
                 f"access of {total} bytes out of bounds at {self.where(top)} (size {self.size})"
@@ -80,7 +81,7 @@ class ByteStore:
         data, state, good = self.views[width], self.states[width], _ALL_WRITTEN[width]
         out = []
         for _ in range(vector):
-            if (state[index] != good).any():
+            if any_nonzero(state[index] ^ good):
                 self.examine(index, width, store=False)
             out.append(data[index])
             index = index + index.dtype.type(1)
@@ -91,7 +92,7 @@ class ByteStore:
         index = self._index(offsets, width, len(values))
         data, state = self.views[width], self.states[width]
         for value in values:
-            if ((state[index] & _STORE_MASK[width]) != _STORE_OK[width]).any():
+            if any_nonzero((state[index] & _STORE_MASK[width]) ^ _STORE_OK[width]):
                 self.examine(index, width, store=True)
             data[index] = value
             state[index] = _ALL_WRITTEN[width]
@@ -204,7 +205,7 @@ class GlobalMemory(ByteStore):
     def offsets(self, addresses: Array) -> Array:
         """uint64 addresses as offsets; EmulatorError for addresses of no allocation."""
         offsets: Array = addresses - np.uint64(GLOBAL_BASE)
-        if (offsets >= np.uint64(self.size)).any():
+        if any_true(offsets >= np.uint64(self.size)):
             bad = int(addresses[offsets >= np.uint64(self.size)][0])
             raise EmulatorError(f"global address 0x{bad:x} is in no allocation")
         return offsets

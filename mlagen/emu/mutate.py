@@ -1,45 +1,49 @@
-"""Mutation score: remove or weaken one synchronisation instruction of a kernel at a time; does the emulator
-notice?
+"""Mutants of a kernel: one synchronisation instruction removed or weakened at a time.
 
 A mutant is caught when a run faults, deadlocks, has a finding, or gives other bits than the unchanged kernel.
-What survives all schedules is
-either equivalent (the instruction was not needed for this case) or a hole in the checks.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from mlagen.emu.codegen import describe
 from mlagen.emu.deadlock import DeadlockError
 from mlagen.emu.findings import SanitizerError
 from mlagen.emu.interfaces import EmulatorError, Imm, Instruction, Operand, Reg
 from mlagen.emu.machine import Machine
-from mlagen.emu.ptx import Function, Module
-
-SCHEDULES = ("eager", "lazy", "random:1", "lockstep")
+from mlagen.emu.ptx import Function
 
 _DELETED = (
-    "mbarrier.init", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait", "bar.sync",
-    "bar.arrive", "bar.cta", "barrier.sync", "barrier.arrive", "barrier.cta", "barrier.cluster",
-    "fence", "membar", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "tcgen05.wait",
-    "tcgen05.fence", "tcgen05.commit", "cp.async.wait_group", "cp.async.wait_all",
-    "cp.async.bulk.wait_group",
+    "mbarrier.init", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait", "mbarrier.test_wait",
+    "bar.sync", "bar.arrive", "bar.cta", "bar.warp", "barrier.sync", "barrier.arrive", "barrier.cta",
+    "barrier.cluster", "fence", "membar", "setmaxnreg", "wgmma.fence", "wgmma.commit_group",
+    "wgmma.wait_group", "tcgen05.wait", "tcgen05.fence", "tcgen05.commit", "cp.async.wait_group",
+    "cp.async.wait_all", "cp.async.commit_group", "cp.async.mbarrier", "cp.async.bulk.wait_group",
+    "cp.async.bulk.commit_group",
 )  # fmt: skip
 _STRONG = ("acquire", "release", "acq_rel", "sc")
+_WIDE = ("gpu", "sys", "cluster", "gl")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change. action: "delete" or "weaken"."""
+    """One change of the instruction at `pc`.
+
+    action: "delete"; "relax" (a strong access becomes a relaxed one); "narrow" (the scope of an access or
+    fence becomes its CTA).
+    """
 
     pc: int
     action: str
     name: str
     where: str
+
+    @property
+    def key(self) -> str:
+        """Its name within one PTX text."""
+        return f"{self.action} {self.pc}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,6 @@ class Verdict:
         """Whether something noticed."""
         return bool(self.by)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self.mutant), "by": self.by, "schedule": self.schedule, "detail": self.detail}
-
 
 def _without(ins: Instruction) -> Instruction:
     """An instruction that does nothing, but gives the result of one that waits no longer."""
@@ -74,33 +74,47 @@ def _without(ins: Instruction) -> Instruction:
     return replace(ins, name="nanosleep.u32", modifiers=("u32",), operands=(Imm(0),))
 
 
-def _weakened(ins: Instruction) -> Instruction:
-    """A strong access as a relaxed one."""
-    parts = tuple("relaxed" if m in _STRONG else m for m in ins.modifiers)
+def _renamed(ins: Instruction, change: Callable[[str], str]) -> Instruction:
+    parts = tuple(change(m) for m in ins.modifiers)
     return replace(ins, name=".".join((ins.op, *parts)), modifiers=parts)
 
 
-def mutants(function: Function, executed: set[int]) -> list[Mutant]:
-    """All mutants of the instructions that a run executed."""
+def changed(ins: Instruction, action: str) -> Instruction:
+    """The instruction that a mutant has in the place of another."""
+    if action == "delete":
+        return _without(ins)
+    if action == "relax":
+        return _renamed(ins, lambda m: "relaxed" if m in _STRONG else m)
+    return _renamed(ins, lambda m: "cta" if m in _WIDE else m)
+
+
+def actions(ins: Instruction) -> list[str]:
+    """What can be done to an instruction."""
     found = []
-    for ins in function.instructions:
-        if ins.pc not in executed:
-            continue
-        if ins.name.startswith(_DELETED):
-            found.append(Mutant(ins.pc, "delete", ins.name, describe(ins)))
-        elif ins.op in ("ld", "st", "atom", "red") and any(m in _STRONG for m in ins.modifiers):
-            found.append(Mutant(ins.pc, "weaken", ins.name, describe(ins)))
+    if ins.name.startswith(_DELETED):
+        found.append("delete")
+    access = ins.op in ("ld", "st", "atom", "red")
+    if access and any(m in _STRONG for m in ins.modifiers):
+        found.append("relax")
+    fence = ins.op == "membar" or ins.name.startswith(("fence.acq_rel", "fence.sc"))
+    if any(m in _WIDE for m in ins.modifiers) and (fence or "relax" in found):
+        found.append("narrow")
     return found
 
 
-def mutate(module: Module, entry: str, mutant: Mutant) -> Module:
-    """A copy of a module with one instruction changed."""
-    function = module.entry(entry)
-    instructions = list(function.instructions)
-    ins = instructions[mutant.pc]
-    instructions[mutant.pc] = _without(ins) if mutant.action == "delete" else _weakened(ins)
-    changed = replace(function, instructions=instructions)
-    return replace(module, functions={**module.functions, function.name: changed})
+def mutants(function: Function, executed: Iterable[int]) -> list[Mutant]:
+    """All mutants of the instructions that a run executed."""
+    return [
+        Mutant(pc, action, ins.name, describe(ins))
+        for pc in sorted(executed)
+        for ins in (function.instructions[pc],)
+        for action in actions(ins)
+    ]
+
+
+def patch_of(function: Function, mutant: Mutant) -> dict[int, Instruction]:
+    """What a launch has to replace."""
+    return {mutant.pc: changed(function.instructions[mutant.pc], mutant.action)}
 
 
 def executed_instructions(machine: Machine) -> set[int]:
@@ -110,44 +124,30 @@ def executed_instructions(machine: Machine) -> set[int]:
     return {pc for start in starts for pc in range(start, blocks[start].end)}
 
 
-Run = Callable[[Module, str], bytes]
-"""Runs a module under a schedule, raises SanitizerError on findings, gives the bytes of all results."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way to run a kernel. run(patch) gives the bytes of all results and raises SanitizerError on
+    findings; expected: those of the unchanged kernel.
+    """
+
+    name: str
+    run: Callable[[dict[int, Instruction]], bytes]
+    expected: bytes
 
 
-def try_mutant(
-    run: Run, module: Module, entry: str, mutant: Mutant, expected: bytes, schedules: Sequence[str]
-) -> Verdict:
-    """Run a mutant under each schedule until something notices."""
-    changed = mutate(module, entry, mutant)
-    for schedule in schedules:
+def try_mutant(function: Function, mutant: Mutant, trials: Iterable[Trial]) -> Verdict:
+    """Run a mutant in each way until something notices."""
+    patch = patch_of(function, mutant)
+    for trial in trials:
         try:
-            result = run(changed, schedule)
+            result = trial.run(patch)
         except SanitizerError as error:
             first = error.findings.errors[0]
-            return Verdict(mutant, first.kind, schedule, first.message)
+            return Verdict(mutant, first.kind, trial.name, first.message)
         except DeadlockError as error:
-            return Verdict(mutant, "deadlock", schedule, str(error)[:300])
+            return Verdict(mutant, "deadlock", trial.name, str(error)[:300])
         except EmulatorError as error:
-            return Verdict(mutant, "fault", schedule, str(error)[:300])
-        if result != expected:
-            return Verdict(mutant, "result", schedule, "other bits than the unchanged kernel")
+            return Verdict(mutant, "fault", trial.name, str(error)[:300])
+        if result != trial.expected:
+            return Verdict(mutant, "result", trial.name, "other bits than the unchanged kernel")
     return Verdict(mutant, "", "", "")
-
-
-def score(
-    run: Run,
-    module: Module,
-    entry: str,
-    executed: set[int],
-    expected: bytes,
-    *,
-    schedules: Sequence[str] = SCHEDULES,
-    sample: int | None = None,
-    seed: int = 0,
-) -> Iterator[Verdict]:
-    """Verdicts of all mutants, or of a fixed random sample."""
-    chosen = mutants(module.entry(entry), executed)
-    if sample is not None and sample < len(chosen):
-        chosen = sorted(random.Random(seed).sample(chosen, sample), key=lambda m: m.pc)
-    for mutant in chosen:
-        yield try_mutant(run, module, entry, mutant, expected, schedules)

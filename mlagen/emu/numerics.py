@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlagen.emu.lanes import any_true
+
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Bits8 = npt.NDArray[np.uint8]
@@ -57,7 +59,7 @@ def f32_to_bf16(x: Float32, rounding: str = "rn", relu: bool = False) -> Bits16:
     if relu:
         out = np.where(out >> np.uint16(15), np.uint16(0), out)
     nan = x != x
-    return np.where(nan, np.uint16(BF16_NAN), out) if nan.any() else out
+    return np.where(nan, np.uint16(BF16_NAN), out) if any_true(nan) else out
 
 
 # ---------------------------------------------------------------- fp16
@@ -82,7 +84,7 @@ def f32_to_fp16(x: Float32, rounding: str = "rn", relu: bool = False, satfinite:
     if relu:
         out = np.where(out >> np.uint16(15), np.uint16(0), out)
     nan = values != values
-    return np.where(nan, np.uint16(FP16_NAN), out) if nan.any() else out
+    return np.where(nan, np.uint16(FP16_NAN), out) if any_true(nan) else out
 
 
 # ---------------------------------------------------------------- 8-bit and narrower floats
@@ -196,7 +198,7 @@ def fma_f32(a: Float32, b: Float32, c: Float32) -> Float32:
         lost = (product - (total - kept)) + (wide_c - kept)
         bits = np.atleast_1d(total).view(np.int64)
         inexact = (np.atleast_1d(lost) != 0) & np.isfinite(np.atleast_1d(total)) & ((bits & 1) == 0)
-        if inexact.any():
+        if any_true(inexact):
             outward = (np.atleast_1d(lost) > 0) == (np.atleast_1d(total) > 0)
             bits = np.where(inexact, np.where(outward, bits + 1, bits - 1), bits)
         return bits.view(np.float64).reshape(np.shape(total)).astype(np.float32)

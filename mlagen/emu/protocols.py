@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mlagen.emu.lanes import ALL_BITS
+
 if TYPE_CHECKING:
     from mlagen.emu.interfaces import Array, AsyncOp, Wait
 
@@ -41,18 +43,35 @@ class Checks(Protocol):
     rows, columns: TMEM lanes 0..127 and columns 0..511 (broadcast against each other).
     """
 
-    def operation(self, issuer: Actor, name: str) -> Actor:
-        """The actor of one asynchronous operation (async proxy) that starts from the issuer's time."""
+    def operation(self, issuer: Actor, name: str, lanes: int = ALL_BITS) -> Actor:
+        """The actor of one asynchronous operation (async proxy) that starts from the time of the issuer's
+        lanes (bits).
+        """
 
     def shared_read(
-        self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str
+        self,
+        cta: Cta,
+        offsets: Array | slice | range,
+        width: int,
+        actor: Actor,
+        what: str,
+        lanes: Array | None = None,
     ) -> None:
-        """A read is issued."""
+        """A read is issued; by these lanes of a warp if given, offsets in their order."""
 
     def shared_write(
-        self, cta: Cta, offsets: Array | slice | range, width: int, actor: Actor, what: str
+        self,
+        cta: Cta,
+        offsets: Array | slice | range,
+        width: int,
+        actor: Actor,
+        what: str,
+        lanes: Array | None = None,
     ) -> None:
-        """A write is issued."""
+        """A write is issued; by these lanes of a warp if given, offsets in their order."""
+
+    def product_done(self, warp: Warp, stamp: Stamp | None) -> Stamp | None:
+        """What a warp may take over when a wgmma of its warpgroup is done."""
 
     def tmem_read(self, cta: Cta, rows: Array, columns: Array, actor: Actor, what: str) -> None:
         """A read is issued."""

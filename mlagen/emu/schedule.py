@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mlagen.emu.interfaces import AsyncOp, EmulatorError
@@ -21,6 +21,14 @@ QUANTUM = 64
 
 SPIN_QUANTUM = 6
 """The same for a warp that ran its last turn without changing anything: it polls."""
+
+PAUSE_CHANCE = 0.05
+"""How often a warp sleeps after a turn, with `pause`."""
+
+PAUSE_ROUNDS = (20, 200)
+"""For how many rounds."""
+
+_SHUFFLED = ("random", "pause", "starve")
 
 
 class AsyncEngine:
@@ -68,33 +76,38 @@ class Schedule:
 
     eager: work is done when it is issued. lazy: only when no warp can run. random:SEED: warps in random
     order, work at random times.
-    starve:ROLE[:SEED]: warps of a role (or with a number) hardly ever run while others can. lockstep: one
-    block per warp and turn.
+    starve:ROLE[:SEED]: warps of a role (or with a number, or `ctaN`: all of one CTA) hardly ever run while
+    others can. pause:SEED: as random, and now and then a warp sleeps for long. lockstep: one block per warp
+    and turn.
     """
 
     name: str
     random: random.Random
-    starved: frozenset[int] = frozenset()
+    starved: frozenset[Warp] = frozenset()
+    paused: dict[Warp, int] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, machine: Machine) -> Schedule:
-        """`eager`, `lazy`, `random:7`, `starve:load`, `lockstep`."""
+        """`eager`, `lazy`, `random:7`, `pause:7`, `starve:load`, `lockstep`."""
         kind, _, argument = text.partition(":")
-        if kind not in ("eager", "lazy", "random", "starve", "lockstep"):
+        if kind not in ("eager", "lazy", "random", "pause", "starve", "lockstep"):
             raise EmulatorError(
-                f"unknown schedule {text!r}: eager, lazy, random:SEED, starve:ROLE or lockstep would work"
+                f"unknown schedule {text!r}: eager, lazy, random:SEED, pause:SEED, starve:ROLE or lockstep "
+                "would work"
             )
         seed = 0
-        starved: frozenset[int] = frozenset()
-        if kind == "random":
+        starved: frozenset[Warp] = frozenset()
+        if kind in ("random", "pause"):
             seed = int(argument or 0)
         elif kind == "starve":
             role, _, seed_text = argument.partition(":")
-            starved = frozenset(machine.names.warps_of(role))
+            starved = _chosen(role, machine)
             seed = int(seed_text or 0)
-            if not starved:
+            if not starved and not role.isdigit():
                 roles = ", ".join(r[0] for r in machine.names.roles) or "none known"
-                raise EmulatorError(f"starve:{role}: no such role (roles: {roles}) and no warp number")
+                raise EmulatorError(
+                    f"starve:{role}: no such role (roles: {roles}), warp number or CTA (cta0)"
+                )
         return cls(kind, random.Random(seed), starved)
 
     def at_post(self, op: AsyncOp) -> bool:
@@ -103,20 +116,34 @@ class Schedule:
 
     def order(self, warps: list[Warp]) -> list[Warp]:
         """The warps of one round."""
-        if self.name in ("random", "starve"):
+        if self.name in _SHUFFLED:
             warps = list(warps)
             self.random.shuffle(warps)
         return warps
 
     def skips(self, warp: Warp) -> bool:
         """Whether a warp that could run does not get this turn."""
-        return bool(self.starved) and warp.id in self.starved and self.random.random() < 0.97
+        if self.name == "pause":
+            return self._pauses(warp)
+        return bool(self.starved) and warp in self.starved and self.random.random() < 0.97
+
+    def _pauses(self, warp: Warp) -> bool:
+        now = warp.machine.rounds
+        if now < self.paused.get(warp, 0):
+            return True
+        if self.random.random() < PAUSE_CHANCE:
+            self.paused[warp] = now + self.random.randrange(*PAUSE_ROUNDS)
+        return False
+
+    def held(self, warp: Warp) -> bool:
+        """Whether a warp is kept from running though it could."""
+        return warp in self.starved or warp.machine.rounds < self.paused.get(warp, 0)
 
     def quantum(self, warp: Warp) -> int:
         """Blocks of this turn."""
         if self.name == "lockstep":
             return 1
-        if self.name == "random":
+        if self.name in ("random", "pause"):
             return self.random.choice((1, 2, 4, 16, QUANTUM))
         return warp.quantum or QUANTUM
 
@@ -126,7 +153,7 @@ class Schedule:
             return
         if self.name == "eager":
             machine.run_async(limit=1 << 30)
-        elif (self.name == "random" and self.random.random() < 0.3) or (
+        elif (self.name in ("random", "pause") and self.random.random() < 0.3) or (
             self.name == "starve" and self.random.random() < 0.1
         ):
             machine.run_async(limit=1)
@@ -138,8 +165,16 @@ class Schedule:
 
     def pick(self, ops: list[AsyncOp]) -> AsyncOp:
         """Which op runs next."""
-        if self.name in ("random", "starve"):
+        if self.name in _SHUFFLED:
             return self.random.choice(ops)
         if self.name == "lazy":
             return ops[-1]
         return ops[0]
+
+
+def _chosen(name: str, machine: Machine) -> frozenset[Warp]:
+    """Warps of a role, with a number, or of a CTA (`cta1`)."""
+    if name[:3] == "cta" and name[3:].isdigit():
+        return frozenset(w for w in machine.warps if w.cta.index == int(name[3:]))
+    numbers = machine.names.warps_of(name)
+    return frozenset(w for w in machine.warps if w.id in numbers)

@@ -15,6 +15,39 @@ HEADER = """.version 8.8
 .extern .shared .align 1024 .b8 smem[];
 """
 
+SCHEDULES = ("eager", "lazy", "random:1", "random:2", "lockstep", "starve:1")
+
+THREAD = """
+  ld.param.u64 %rd1, [out];
+  mov.u32 %r1, %tid.x;
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mad.lo.s32 %r4, %r2, %r3, %r1;
+  mul.wide.u32 %rd2, %r4, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  mov.u32 %r5, smem;
+  shl.b32 %r6, %r1, 2;
+  add.s32 %r7, %r5, %r6;
+"""
+"""%r1 thread, %r2 CTA, %r4 global thread, %rd3 its output word, %r5 shared memory, %r7 the thread's word in
+it.
+"""
+
+MBARRIER = """
+  add.s32 %r20, %r5, 1024;
+  setp.ne.u32 %p20, %r1, 0;
+  @%p20 bra READY;
+  mbarrier.init.shared::cta.b64 [%r20], {count};
+  fence.mbarrier_init.release.cluster;
+READY:
+  bar.sync 0;
+"""
+WAIT = """
+WAIT{n}:
+  mbarrier.try_wait.parity.shared::cta.b64 %p21, [%r20], {parity};
+  @!%p21 bra WAIT{n};
+"""
+
 
 def kernel(body: str, params: Sequence[str] = (), arch: str = "sm_90a", registers: str = "") -> str:
     """A module with one kernel `k`. params: declarations such as ".u64 out". Plenty of registers are
@@ -88,3 +121,11 @@ def bf16(rng: np.random.Generator, *shape: int, spread: int = 3) -> np.ndarray:
     """Random bf16 bits with exponents spread over 2**+-spread."""
     values = rng.standard_normal(shape) * np.exp2(rng.integers(-spread, spread + 1, shape))
     return (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def words(body: str, threads: int = 64, ctas: int = 1, inputs: Any = (), **options: Any) -> np.ndarray:
+    """Run a body after THREAD; the output words."""
+    params = [".u64 out", *(f".u64 in{i}" for i in range(len(inputs)))]
+    out = np.full(threads * ctas, 0xFFFFFFFF, np.uint32)
+    run(kernel(THREAD + body, params), [out, *inputs], block=threads, grid=ctas, **options)
+    return out

@@ -15,8 +15,6 @@ from mlagen.emu.codegen import Program
 from mlagen.emu.emulator import load_module
 from mlagen.emu.launcher import EmulatorLauncher, EmulatorOptions
 from mlagen.emu.memory import GlobalMemory
-from mlagen.emu.mutate import executed_instructions, mutants, try_mutant
-from mlagen.emu.mutation_score import KernelRun
 from mlagen.emu.placement import layout
 from mlagen.emu.profile import profile
 from mlagen.emu.verify import run_emulated
@@ -93,29 +91,6 @@ def test_plan_tables_change_no_result(table: str, monkeypatch: pytest.MonkeyPatc
     assert results[0] == results[1]
 
 
-def test_reports_use_the_names_of_the_plan() -> None:
-    """Without the arrivals of one barrier everybody waits, and the report says for what."""
-    run = KernelRun(ONE, draw(case(ONE, (70,)), "cpu"), 1)
-    expected, first = run(None, "eager")
-    _, module = load_module(text(ONE))
-    executed = executed_instructions(first.results[-1].machine)
-    arrives = [
-        m for m in mutants(module.entry(ONE.name), executed) if m.name.startswith("mbarrier.arrive.shared")
-    ]
-    verdicts = [
-        try_mutant(lambda c, s: run(c, s, 5000)[0], module, ONE.name, m, expected, ["eager"])
-        for m in arrives[:3]
-    ]
-    deadlocks = [v for v in verdicts if v.by == "deadlock"]
-    plan = make_plan(ONE)
-    assert deadlocks
-    assert any(
-        b.name in v.detail and any(r.name in v.detail for r in plan.roles)
-        for v in deadlocks
-        for b in plan.mbarriers
-    )
-
-
 def test_profile_counts_tensor_work_and_bytes() -> None:
     runner = EmulatorLauncher(EmulatorOptions(sms=1))
     found = []
@@ -145,20 +120,3 @@ def test_the_schedule_reads_back() -> None:
     pieces = worklist.read_back(problem, ONE, EmulatorLauncher(EmulatorOptions(sms=2)))
     keys = {row: sum(p.last_key - p.first_key for p in pieces if p.row == row) for row in range(3)}
     assert keys == {0: 130, 1: 0, 2: 70}
-
-
-def test_mutants_of_synchronisation_are_caught() -> None:
-    """A fixed sample; the kinds listed are never redundant in this kernel."""
-    from mlagen.emu.mutation_score import kernel_verdicts, summary
-
-    verdicts = list(kernel_verdicts(ONE, lengths=(200, 65), sms=2, schedules=("eager", "lazy"), sample=20))
-    needed = (
-        "mbarrier.arrive",
-        "wgmma.commit_group",
-        "wgmma.wait_group",
-        "fence.mbarrier_init",
-        "cp.async.wait",
-    )
-    missed = [v for v in verdicts if not v.caught and v.mutant.name.startswith(needed)]
-    assert not missed, summary(verdicts)
-    assert sum(v.caught for v in verdicts) >= len(verdicts) * 6 // 10, summary(verdicts)

@@ -10,8 +10,7 @@ import pytest
 from mlagen.emu.checks import CheckOptions
 from mlagen.emu.findings import SanitizerError
 from mlagen.emu.names import Names, Region
-from tests.emu.small_kernels import kernel, run
-from tests.emu.test_sync import MBARRIER, SCHEDULES, THREAD, WAIT
+from tests.emu.small_kernels import MBARRIER, SCHEDULES, THREAD, WAIT, kernel, run
 
 
 def kinds(body: str, threads: int = 64, inputs: Any = (), **options: Any) -> set[str]:
@@ -223,7 +222,7 @@ def test_never_written_values_count_when_they_matter(use: str, found: set[str]) 
     assert kinds(f"  ld.shared.u32 %r8, [%r7];\n{use}END:\n", threads=32) == found
     assert (
         kinds(
-            "  st.shared.u32 [%r7], 0;\n  st.shared.u32 [%r7+512], 0;\n"
+            "  st.shared.u32 [%r7], 0;\n  st.shared.u32 [%r7+512], 0;\n  bar.warp.sync -1;\n"
             f"  ld.shared.u32 %r8, [%r7];\n{use}END:\n",
             threads=32,
         )

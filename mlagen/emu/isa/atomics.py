@@ -12,7 +12,7 @@ from mlagen.emu.cta import Warp
 from mlagen.emu.interfaces import Array, Binder, Bound, Instruction, UnknownInstructionError, Vec, instruction
 from mlagen.emu.isa.load_store import narrow, space_of, vector_of
 from mlagen.emu.numerics import bf16_to_f32, f32_to_bf16
-from mlagen.emu.ordering import semantics, strong_load, strong_store
+from mlagen.emu.ordering import scope_of, semantics, strong_load, strong_store
 from mlagen.emu.types import NUMPY, UNSIGNED, short_name, size_of
 
 Operation = Callable[[Any, Any, Any], Any]
@@ -95,7 +95,7 @@ def run_atomic(
             if after[0] != before[0]:
                 machine.progress += 1
                 store.store(place, width, [after])
-        strong_store(warp, (key,), strong)
+        strong_store(warp, (key,), strong, 1 << int(lane))
     return tuple(old) if vector > 1 else old[0]
 
 
@@ -120,7 +120,7 @@ def _bind(ins: Instruction, bind: Binder, first: int) -> Any:
     found = [m for m in ins.modifiers if m in OPERATIONS]
     if len(found) != 1 or kind == "b128":
         raise UnknownInstructionError(ins.name)
-    strong = semantics(ins.modifiers) or "relaxed"
+    strong = semantics(ins.modifiers) or f"relaxed@{scope_of(ins.modifiers)}"
     sources = []
     for operand in ins.operands[first + 1 :]:
         items = operand.items if isinstance(operand, Vec) else (operand,)

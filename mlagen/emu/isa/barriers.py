@@ -18,6 +18,7 @@ from mlagen.emu.interfaces import (
     Wait,
     instruction,
 )
+from mlagen.emu.lanes import lane_bits
 
 # ------------------------------------------------------------------ bar, barrier
 
@@ -150,7 +151,7 @@ def run_warp_sync(warp: Warp, lanes: Array, mask: Array) -> Wait:
         missing = np.nonzero(need & ~entry["arrived"])[0].tolist()
         return f"waits at __syncwarp for lanes {missing}"
 
-    return Wait(lambda: entry["phase"] != phase, lambda: None, describe)
+    return Wait(lambda: entry["phase"] != phase, warp.actor.sync_lanes, describe)
 
 
 @instruction("bar.warp.sync", section="9.7.13.2 bar.warp.sync", blocking=True)
@@ -204,16 +205,16 @@ def barrier_cluster_wait(ins: Instruction, bind: Binder) -> Bound:
 # ------------------------------------------------------------------ fences
 
 
-def run_fence(warp: Warp, lanes: Array) -> None:
+def run_fence(scope: str, warp: Warp, lanes: Array) -> None:
     """fence.acq_rel, fence.sc, membar."""
-    ordering.fence(warp)
+    ordering.fence(warp, scope, lane_bits(lanes))
 
 
 def run_fence_mbarrier_init(warp: Warp, lanes: Array) -> None:
     """fence.mbarrier_init: this warp's initialisations are visible to the cluster and the async proxy."""
     for barrier in warp.scratch.pop("unfenced_mbarriers", ()):
         barrier.fenced = True
-    warp.fence_stamp = warp.actor.release()
+    warp.fence_stamp, warp.fence_scope = warp.actor.release(lane_bits(lanes)), "cluster"
 
 
 def run_fence_proxy(warp: Warp, lanes: Array) -> None:
@@ -228,7 +229,7 @@ def fence(ins: Instruction, bind: Binder) -> Bound:
     """Memory fence."""
     if "proxy" in ins.modifiers:
         raise UnknownInstructionError(ins.name)
-    return Bound(run_fence)
+    return Bound(partial(run_fence, ordering.scope_of(ins.modifiers)))
 
 
 @instruction("fence.mbarrier_init", section="9.7.13.4 fence.mbarrier_init")

@@ -25,6 +25,7 @@ from mlagen.emu.interfaces import (
     Vec,
     instruction,
 )
+from mlagen.emu.lanes import any_nonzero, lane_bits
 from mlagen.emu.ordering import semantics, strong_load, strong_store
 from mlagen.emu.types import size_of
 
@@ -67,7 +68,7 @@ def shared_parts(warp: Warp, lanes: Array, address: Array) -> list[tuple[Any, Ar
     """
     rank = address >> _RANK
     own = np.uint32(warp.cta.rank)
-    if not (rank != own).any():
+    if not any_nonzero(rank ^ own):
         return [(warp.cta, address & _OFFSET, None)]
     parts: list[tuple[Any, Array, Array | None]] = []
     for number in np.unique(rank):
@@ -92,7 +93,7 @@ def load_shared(
         if strong:
             strong_load(warp, {(cta.index, int(o)) for o in offsets}, strong)
         else:
-            checks.shared_read(cta, offsets, width * vector, warp.actor, "ld.shared")
+            checks.shared_read(cta, offsets, width * vector, warp.actor, "ld.shared", lanes)
         return tuple(values if full else [spread(lanes, v) for v in values])
     gathered: list[Array] = [np.zeros(len(active), _UNSIGNED[width]) for _ in range(vector)]
     for cta, offsets, chosen in parts:
@@ -113,9 +114,9 @@ def store_shared(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
         part = list(values) if chosen is None else [v[chosen] for v in values]
         cta.shared.store(offsets, width, part)
         if strong:
-            strong_store(warp, {(cta.index, int(o)) for o in offsets}, strong)
+            strong_store(warp, {(cta.index, int(o)) for o in offsets}, strong, lane_bits(lanes))
         else:
-            machine.checks.shared_write(cta, offsets, width * len(part), warp.actor, "st.shared")
+            machine.checks.shared_write(cta, offsets, width * len(part), warp.actor, "st.shared", lanes)
 
 
 # ------------------------------------------------------------------ global, parameter and local memory
@@ -134,7 +135,7 @@ def load_global(
     if strong:
         strong_load(warp, {int(a) for a in active}, strong)
     elif warp.machine.checks.options.race:
-        warp.machine.checks.memory.read(offsets, width * vector, warp.actor)
+        warp.machine.checks.memory.read(offsets, width * vector, warp.actor, lanes)
     return tuple(values if full else [spread(lanes, v) for v in values])
 
 
@@ -147,12 +148,12 @@ def store_global(width: int, strong: str, warp: Warp, lanes: Array, address: Arr
     if not strong and warp.machine.checks.options.race:
         size = width * len(values)
         warp.machine.checks.memory.write(
-            offsets, size, warp.actor, partial(_present, memory, offsets, values)
+            offsets, size, warp.actor, partial(_present, memory, offsets, values), lanes
         )
     memory.store(offsets, width, list(values))
     warp.machine.progress += 1
     if strong:
-        strong_store(warp, {int(a) for a in address}, strong)
+        strong_store(warp, {int(a) for a in address}, strong, lane_bits(lanes))
 
 
 def _present(memory: Any, offsets: Array, values: tuple[Array, ...]) -> bool:

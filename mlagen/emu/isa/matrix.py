@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from mlagen.emu.cta import Warp
+from mlagen.emu.cta import ALL_LANES, Warp
 from mlagen.emu.interfaces import (
     Array,
     Binder,
@@ -18,6 +18,7 @@ from mlagen.emu.interfaces import (
     instruction,
 )
 from mlagen.emu.isa.load_store import shared_parts
+from mlagen.emu.lanes import all_true
 
 _WORDS = np.arange(4, dtype=np.uint32) * np.uint32(4)
 
@@ -43,13 +44,13 @@ def run_load(
     count: int, transposed: bool, warp: Warp, lanes: Array, address: Array
 ) -> Array | tuple[Array, ...]:
     """One register per matrix: lane l gets row l / 4, elements 2 (l % 4) and the next."""
-    if not lanes.all():
+    if not all_true(lanes):
         raise EmulatorError("ldmatrix under divergence")
     (cta, offsets, _), *more = shared_parts(warp, lanes, _rows(address, count).reshape(-1))
     if more:
         raise EmulatorError("ldmatrix from another CTA")
     words = cta.shared.load(offsets, 4)[0].reshape(count, 8, 4)
-    warp.machine.checks.shared_read(cta, offsets, 4, warp.actor, "ldmatrix")
+    warp.machine.checks.shared_read(cta, offsets, 4, warp.actor, "ldmatrix", ALL_LANES)
     parts = tuple((_transpose(m) if transposed else m).reshape(32).copy() for m in words)
     return parts if count > 1 else parts[0]
 
@@ -75,7 +76,7 @@ def ldmatrix(ins: Instruction, bind: Binder) -> Bound:
 
 def run_store(transposed: bool, warp: Warp, lanes: Array, address: Array, *values: Array) -> None:
     """The inverse of `run_load`."""
-    if not lanes.all():
+    if not all_true(lanes):
         raise EmulatorError("stmatrix under divergence")
     (cta, offsets, _), *more = shared_parts(warp, lanes, _rows(address, len(values)).reshape(-1))
     if more:
@@ -83,7 +84,7 @@ def run_store(transposed: bool, warp: Warp, lanes: Array, address: Array, *value
     words = [v.reshape(8, 4) for v in values]
     data = np.stack([_transpose(m) if transposed else m for m in words])
     cta.shared.store(offsets, 4, [data.reshape(-1)])
-    warp.machine.checks.shared_write(cta, offsets, 4, warp.actor, "stmatrix")
+    warp.machine.checks.shared_write(cta, offsets, 4, warp.actor, "stmatrix", ALL_LANES)
     warp.machine.progress += 1
 
 

@@ -21,6 +21,7 @@ from mlagen.emu.interfaces import (
     Wait,
     instruction,
 )
+from mlagen.emu.lanes import any_nonzero, lane_bits
 from mlagen.emu.mbarrier import Mbarrier
 from mlagen.emu.types import size_of
 
@@ -77,7 +78,7 @@ def run_arrive(mode: str, relaxed: bool, warp: Warp, lanes: Array, address: Arra
     phase before.
     """
     state: Array = np.zeros(32, np.uint64)
-    stamp = warp.fence_stamp if relaxed else warp.actor.release()
+    stamp = warp.fence_stamp if relaxed else warp.actor.release(lane_bits(lanes))
     for lane in _lanes(lanes):
         barrier = warp.mbarrier(int(address[lane]))
         state[lane] = barrier.phase
@@ -203,10 +204,17 @@ def run_try(by_parity: bool, relaxed: bool, warp: Warp, lanes: Array, address: A
     def describe() -> str:
         texts = []
         for barrier, value in asked:
-            producer = warp.machine.names.producer(barrier.offset)
-            missing = f"; {producer} never arrived" if producer and barrier.pending else ""
+            if _complete(by_parity, barrier, value):
+                continue
+            names, phase = warp.machine.names, barrier.phase if by_parity else value
+            producer = names.producer(barrier.offset) or "somebody"
+            missing = f"{barrier.pending} of {barrier.count} arrivals missing" if barrier.pending else ""
+            if barrier.pending == barrier.count:
+                missing = f"{producer} never arrived"
+            bytes_left = f"{barrier.tx} bytes outstanding" if barrier.tx else ""
+            state = ", ".join(filter(None, (missing, bytes_left)))
             texts.append(
-                f"waits for {'parity' if by_parity else 'phase'} {value} of {barrier.state()}{missing}"
+                f"waits for {names.shared(barrier.offset)} phase {phase} of CTA {barrier.cta.index}; {state}"
             )
         return ", ".join(texts)
 
@@ -250,25 +258,37 @@ def mbarrier_pending_count(ins: Instruction, bind: Binder) -> Bound:
 def run_store_async(
     width: int, warp: Warp, lanes: Array, address: Array, barrier: Array, *values: Array
 ) -> None:
-    """Stores to shared memory of the cluster, each of which completes its bytes on an mbarrier."""
-    for lane in _lanes(lanes):
-        cta, offset = warp.shared(int(address[lane]))
-        size = width * len(values)
-        if offset % size:
-            raise EmulatorError(f"misaligned st.async of {size} bytes to {cta.shared.where(offset)}")
-        target = warp.mbarrier(int(barrier[lane]), "async")
-        if target.cta is not cta:
+    """Stores to shared memory of the cluster, which complete their bytes on an mbarrier: one operation for
+    all lanes that use the same mbarrier.
+    """
+    for which in sorted({int(barrier[lane]) for lane in _lanes(lanes)}):
+        mine = lanes & (barrier == barrier.dtype.type(which))
+        target = warp.mbarrier(which, "async")
+        places = [warp.shared(int(a)) for a in address[mine]]
+        if any(cta is not target.cta for cta, _ in places):
             raise EmulatorError("st.async: data and mbarrier are in different CTAs")
-        actor = warp.machine.checks.operation(warp.actor, f"st.async of {warp.actor.name}")
-        actor.proxy = "generic"
-        warp.machine.checks.shared_write(cta, slice(offset, offset + size), size, actor, "st.async")
-        data = [v[lane : lane + 1].copy() for v in values]
+        offsets = np.array([offset for _, offset in places], np.uint64)
+        data = [v[mine] for v in values]
+        _post_stores(warp, lane_bits(mine), target, offsets, width, data)
 
-        def run(cta=cta, offset=offset, target=target, actor=actor, data=data) -> None:  # type: ignore[no-untyped-def]
-            cta.shared.store(np.array([offset], np.uint64), width, data)
-            target.complete_tx(width * len(data), actor.release())
 
-        warp.machine.post(AsyncOp(f"st.async of {warp.actor.name}", run))
+def _post_stores(
+    warp: Warp, lanes: int, target: Mbarrier, offsets: Array, width: int, data: list[Array]
+) -> None:
+    """Queue stores of `width` bytes for each array of `data`, side by side at the offsets."""
+    cta, size, name = target.cta, width * len(data), f"st.async of {warp.actor.name}"
+    if any_nonzero(offsets & np.uint64(size - 1)):
+        bad = int(offsets[offsets & np.uint64(size - 1) != 0][0])
+        raise EmulatorError(f"misaligned st.async of {size} bytes to {cta.shared.where(bad)}")
+    actor = warp.machine.checks.operation(warp.actor, name, lanes)
+    actor.proxy = "generic"
+    warp.machine.checks.shared_write(cta, offsets, size, actor, "st.async")
+
+    def run() -> None:
+        cta.shared.store(offsets, width, data)
+        target.complete_tx(size * len(offsets), actor.release())
+
+    warp.machine.post(AsyncOp(name, run))
 
 
 @instruction("st.async", section="9.7.9.12 st.async")

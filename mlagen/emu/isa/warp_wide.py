@@ -19,6 +19,7 @@ from mlagen.emu.interfaces import (
     UnknownInstructionError,
     instruction,
 )
+from mlagen.emu.lanes import all_true, any_true
 from mlagen.emu.types import NUMPY, is_signed, short_name
 
 _BITS = np.uint32(1) << LANES
@@ -27,17 +28,17 @@ _BITS = np.uint32(1) << LANES
 def check_members(warp: Warp, lanes: Array, mask: Array, what: str) -> None:
     """The membermask must name exactly the lanes that execute together; all else is undefined."""
     members = mask[lanes]
-    if (members != members[0]).any():
+    if any_true(members != members[0]):
         raise EmulatorError(f"{what}: lanes name different member masks")
     named = (np.uint32(members[0]) & _BITS) != 0
     absent = named & ~lanes & warp.live_mask()
-    if absent.any():
+    if any_true(absent):
         warp.report(
             "divergence",
             f"{what} names lanes {np.nonzero(absent)[0].tolist()} that do not execute it together with the "
             "others",
         )
-    if (lanes & ~named).any():
+    if any_true(lanes & ~named):
         raise EmulatorError(
             f"{what}: lane {int(np.nonzero(lanes & ~named)[0][0])} executes it but is not in its member mask"
         )
@@ -63,7 +64,7 @@ def run_shuffle(
         source = low | (distance & ~segment & 31)
         inside = source <= limit
     source = np.where(inside, source, lane)
-    if not lanes[source[lanes]].all():
+    if not all_true(lanes[source[lanes]]):
         warp.report("divergence", "shfl.sync reads a lane that does not execute it")
     return value[source], inside
 

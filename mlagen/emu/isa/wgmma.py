@@ -31,6 +31,7 @@ from mlagen.emu.interfaces import (
     Warpgroup,
     instruction,
 )
+from mlagen.emu.lanes import all_true, any_true
 from mlagen.emu.mma_numerics import SM90_8BIT, SM90_16BIT, Accumulation, multiply_accumulate
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
@@ -181,7 +182,7 @@ def run_mma(
         ("descriptor of B", b),
         *((("descriptor of A", a[0]),) if not form.a_slots else ()),
     ):
-        if (value != value[0]).any():
+        if any_true(value != value[0]):
             raise EmulatorError(f"{form.name}: the {what} differs between lanes")
     state, own = _state(warp.warpgroup), _warp_state(warp)
     _check_fence(form, warp, own, bool(accumulate[0]))
@@ -218,7 +219,7 @@ def _declare_reads(warp: Warp, operation: Operation) -> None:
 
 
 def _check_aligned(warp: Warp, lanes: npt.NDArray[np.bool_], name: str) -> None:
-    if not lanes.all():
+    if not all_true(lanes):
         raise EmulatorError(f"{name}: {int(lanes.sum())} of 32 lanes execute it; .sync.aligned needs all")
     if len(warp.warpgroup.warps) != _WARPS:
         raise EmulatorError(f"{name}: the CTA has no complete warpgroup around warp {warp.id}")
@@ -379,7 +380,7 @@ def run_wait(newest: int, warp: Warp, lanes: npt.NDArray[np.bool_]) -> Wait:
     def finish() -> None:
         own.groups = own.groups[len(older) :]
         for number in [n for n in own.pending if n < boundary]:
-            warp.actor.acquire(own.pending.pop(number).stamp)
+            warp.actor.acquire(warp.machine.checks.product_done(warp, own.pending.pop(number).stamp))
         warp.inflight = {s for op in own.pending.values() for s in op.form.accumulators}
         warp.inflight_read = {s for op in own.pending.values() for s in op.form.a_slots}
 
