@@ -86,8 +86,8 @@ def run_once(cases: Sequence[str], subjects: Sequence[Subject], device: int) -> 
     import torch
 
     cuda: Any = torch.cuda
-    mark = torch.ones((1,), dtype=torch.int32, device=f"cuda:{device}")
     pool = Pool(torch.device("cuda", device))
+    mark = torch.ones((1,), dtype=torch.int32, device=pool.device)
     for name in cases:
         case = parse(name)
         data = make(case, pool)

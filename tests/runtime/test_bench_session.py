@@ -10,7 +10,7 @@ import torch
 
 import mlagen
 from mlagen import heuristics
-from mlagen.bench import cases, data, measure, session
+from mlagen.bench import cases, data, measure, session, traffic
 from mlagen.bench.clock import Effort, Timing, time_host
 from mlagen.bench.peers import PEERS, peers
 from mlagen.bench.subjects import Ours, ours
@@ -279,3 +279,45 @@ def test_host_time_is_of_the_call_alone(on_cpu, monkeypatch):
     got = time_host(lambda: calls.append(None), rounds=3, calls=2)
     assert got["host_us_least"] <= got["host_us_median"] <= got["host_us_p90"]
     assert len(calls) == 1 + 20 + 3 * (2 + 5)
+
+
+def test_the_profiled_process_steps_once_inside_the_profile(on_cpu, monkeypatch, capsys):
+    events = []
+
+    class Counting(Right):
+        def prepare(self, step_data):
+            step = super().prepare(step_data)
+
+            def counted(index):
+                events.append(index)
+                return step(index)
+
+            return counted
+
+    profiler = types.SimpleNamespace(start=lambda: events.append("start"), stop=lambda: events.append("stop"))
+    monkeypatch.setattr(torch.cuda, "profiler", profiler)
+    traffic.run_once(["b2k100h16", "b3var200h5q2"], [Counting("mlagen"), Counting("fa3")], 0)
+    printed = [line.split("\t")[1:] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [["b2k100h16", "mlagen"], ["b2k100h16", "fa3"], ["b3var200h5q2", "mlagen"]]
+    assert events.count("start") == events.count("stop") == 3
+    for begin in [place for place, event in enumerate(events) if event == "start"]:
+        assert events[begin + 1 : begin + 3] == [0, "stop"] and events[begin - 1] > 0
+
+
+def test_ncu_is_asked_for_the_metrics_of_that_process(monkeypatch):
+    asked = []
+
+    def run_command(command, **options):
+        asked.append(command)
+        return types.SimpleNamespace(returncode=0, stdout="", stderr="")
+
+    monkeypatch.setattr(traffic.shutil, "which", lambda name: "/usr/bin/ncu")
+    monkeypatch.setattr(traffic.subprocess, "run", run_command)
+    assert traffic.count_traffic(["b1k64h16"], ["auto"], ["fa3"], 1) == ({}, "")
+    (command,) = asked
+    assert command[0] == "/usr/bin/ncu" and "mlagen.bench.traffic" in command
+    assert "dram__bytes_read.sum" in command[command.index("--metrics") + 1]
+    assert command[command.index("--ours") + 1] == "auto" and command[command.index("--device") + 1] == "1"
+    failed = types.SimpleNamespace(returncode=1, stdout="", stderr="ERR_NVGPUCTRPERM")
+    monkeypatch.setattr(traffic.subprocess, "run", lambda *args, **options: failed)
+    assert "ERR_NVGPUCTRPERM" in traffic.count_traffic(["b1k64h16"], ["auto"], [], 0)[1]
