@@ -26,7 +26,8 @@
 //   half_read_second    2      128  the same of the second accumulator
 //   query_ready         3      128  scorer: Q tiles in shared memory may be read, or overwritten
 //   list_accumulators   4      256  accumulators: the work list is used up, or filled
-//   list_scorer         5      160  the same for the scorer and the warp that fills the list
+//   list_filled         5      160  feeder to scorer: the work list is filled
+//   list_read           6      160  scorer to feeder: the work list is used up
 //
 // smem             offset    bytes  align  lifetime
 //   kv                  0   196608   1024  3 stages of latent columns; staging of O
@@ -234,7 +235,8 @@ enum class NamedBarrier : int {
   kHalfReadSecond = 2,  // 128 threads: the same of the second accumulator
   kQueryReady = 3,  // 128 threads: scorer: Q tiles in shared memory may be read, or overwritten
   kListAccumulators = 4,  // 256 threads: accumulators: the work list is used up, or filled
-  kListScorer = 5,  // 160 threads: the same for the scorer and the warp that fills the list
+  kListFilled = 5,  // 160 threads: feeder to scorer: the work list is filled
+  kListRead = 6,  // 160 threads: scorer to feeder: the work list is used up
 };
 
 struct Traits {
@@ -247,6 +249,7 @@ struct Traits {
   static constexpr int kPageSize = 64;  // tokens of a page
   static constexpr int kMaxSplit = 128;  // static bound of the pieces of a row
   static constexpr int kCtaGroup = 2;  // CTAs that share one KV block
+  static constexpr int kPairSplits = 1;  // 1: two CTAs split the keys of an odd last tile
   static constexpr int kStages = 3;  // depth of the KV ring
   static constexpr int kCounterWords = 6;  // words of a CTA in the counters' slot
   static constexpr int kMergePatience = 32768;  // polls before a piece leaves its slice to the last one
@@ -283,7 +286,8 @@ struct Traits {
   static constexpr int kHalfReadSecondThreads = 128;
   static constexpr int kQueryReadyThreads = 128;
   static constexpr int kListAccumulatorsThreads = 256;
-  static constexpr int kListScorerThreads = 160;
+  static constexpr int kListFilledThreads = 160;
+  static constexpr int kListReadThreads = 160;
 
   using ScorerWarps = mlagen::Warps<0, 4, 184>;
   using AccumulatorWarps = mlagen::Warps<4, 8, 160>;

@@ -94,7 +94,7 @@ def form_of(spec: KernelSpec) -> Form:
     """The form of a spec's products.
 
     Raises:
-        SpecError: two CTAs for head counts that give an odd last tile of 64 rows.
+        SpecError: two CTAs for heads that fill one.
     """
     if spec.cta_group == 1:
         return ROWS
@@ -160,6 +160,7 @@ def _constants(
         Constant("kMaxSplit", spec.max_split, "static bound of the pieces of a row"),
         Constant("kCtaGroup", spec.cta_group, "CTAs that share one KV block"),
         Constant("kPairForm", int(form.pair), "1: products of two CTAs"),
+        Constant("kPairSplits", 0, "1: two CTAs split the keys of an odd last tile"),
         Constant("kStepKeys", form.step_keys, "keys of one softmax step"),
         Constant("kTmemColumns", tmem_columns, "columns of tensor memory that a CTA allocates"),
         Constant("kTmemScores", first["scores"], "first column of S"),

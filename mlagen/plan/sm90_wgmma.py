@@ -76,6 +76,7 @@ def make_plan(spec: KernelSpec) -> Plan:
             Constant("kPageSize", spec.page_size, "tokens of a page"),
             Constant("kMaxSplit", spec.max_split, "static bound of the pieces of a row"),
             Constant("kCtaGroup", spec.cta_group, "CTAs that share one KV block"),
+            Constant("kPairSplits", int(pair), "1: two CTAs split the keys of an odd last tile"),
             Constant("kStages", STAGES, "depth of the KV ring"),
             Constant("kCounterWords", COUNTERS_PER_CTA, "words of a CTA in the counters' slot"),
             Constant(
@@ -150,7 +151,8 @@ def _named_barriers() -> tuple[NamedBarrier, ...]:
         NamedBarrier("half_read_second", 2, 128, "the same of the second accumulator"),
         NamedBarrier("query_ready", 3, 128, "scorer: Q tiles in shared memory may be read, or overwritten"),
         NamedBarrier("list_accumulators", 4, 256, "accumulators: the work list is used up, or filled"),
-        NamedBarrier("list_scorer", 5, 160, "the same for the scorer and the warp that fills the list"),
+        NamedBarrier("list_filled", 5, 160, "feeder to scorer: the work list is filled"),
+        NamedBarrier("list_read", 6, 160, "scorer to feeder: the work list is used up"),
     )
 
 

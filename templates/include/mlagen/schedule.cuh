@@ -106,7 +106,7 @@ struct Schedule {
   }
   // A group made of nothing but the odd last tile is worked on by pairs that split its keys.
   __device__ __forceinline__ int block_units(int group) const {
-    bool const single = Traits::kCtaGroup == 2 && params.units_per_team == 1 &&
+    bool const single = Traits::kPairSplits && params.units_per_team == 1 &&
                         group == params.groups - 1 && params.tiles % 2 == 1;
     return single ? 1 : kBlockUnits;
   }
@@ -268,7 +268,7 @@ __device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p,
                                             int group, int first, int end) {
   int const unit = group * p.units_per_team + place.unit, all = end - first;
   WorkItem item{row, length, unit * Traits::kCtaGroup + place.rank, first, all, 0, 0};
-  if (Traits::kCtaGroup == 2 &&
+  if (Traits::kPairSplits &&
       unit * 2 + 1 == p.tiles) {  // one tile is left for the pair: each takes half of the keys
     int const upper = ceil_div(all, 2);
     item.flags = WorkItem::kPairSplits;
@@ -281,8 +281,9 @@ __device__ __forceinline__ WorkItem work_of(typename Traits::Params const& p,
       if (all - upper < upper) item.flags |= WorkItem::kPeerHasMore;
     }
   }
-  int const sees = visible_keys<Traits>(
-      p, length, QueryRows<Traits>::token(item.tile, 0));  // the tile's first row: fewest
+  // The tile's first row sees the fewest keys; a row of padding no more than there are.
+  int const sees =
+      min_of(visible_keys<Traits>(p, length, QueryRows<Traits>::token(item.tile, 0)), length);
   item.masked = item.first_block + item.blocks - sees / kBlockN;
   return item;
 }
@@ -352,7 +353,8 @@ struct TeamWalk {
     WorkItem item = work_of(p, place, mine, keys, group, share.first_block, share.end_block);
     if (share.pieces > 1)
       item.flags |= WorkItem::kSplit | (share.index == 0 ? WorkItem::kFirstPiece : 0);
-    bool const holds = meets && share.any && item.tile < p.tiles;
+    // Where a pair works on two tiles and only the first exists, the second CTA helps with padding.
+    bool const holds = meets && share.any && item.tile - place.rank < p.tiles;
     unsigned const holders = __ballot_sync(kFullWarp, holds);
     if (holds) emit(count + __popc(holders & ((1u << lane) - 1)), item, share, cut);
     position += __shfl_sync(kFullWarp, upto, 31);
@@ -376,7 +378,8 @@ __device__ __forceinline__ void sm90_schedule(typename Traits::Params const& par
   while (!walk.finished()) {
     walk.step(0, [&](int, WorkItem const& item, auto const&, auto const&) {
       if (item.blocks == 0 && item.pair_splits() && cta % 2 == 1)
-        return;  // the other CTA of the pair has all keys
+        return;                               // the other CTA of the pair has all keys
+      if (item.tile >= params.tiles) return;  // padding
       int const at = atomicAdd(count, 1);
       if (at >= capacity) return;
       int* const line = out + 6ll * at;

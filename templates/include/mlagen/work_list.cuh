@@ -11,7 +11,7 @@ __device__ __forceinline__ void fill_list(TeamWalk<Traits>& walk, typename Trait
   while (count == 0 && !walk.finished()) {
     count = walk.step(0, [&](int slot, WorkItem const& item, auto const& share, auto const& cut) {
       smem.work[0].item[slot] = item;
-      if (!item.split()) return;
+      if (!item.split() || item.tile >= walk.schedule.params.tiles) return;
       smem.duty[item.slot()] =
           MergeDuty{item.row,     item.tile,   item.pair_splits(),
                     share.pieces, share.index, share.first_team,
