@@ -16,12 +16,16 @@ from mlagen.problem import Problem
 from mlagen.spec import KernelSpec
 
 _VARIABLE = settings.PREFIX + "CHECK"
+_RAW_VARIABLE = os.fsencode(_VARIABLE)
 
 
 def wanted() -> bool:
-    """Whether MLAGEN_CHECK is set. Looking at one variable costs less than reading all settings, and this is
-    on the path of every call.
+    """Whether MLAGEN_CHECK is set. This is on the path of every call: looking at one variable costs less than
+    reading all settings, and looking into the dictionary behind os.environ less than a failing lookup in it.
     """
+    raw = getattr(os.environ, "_data", None)
+    if type(raw) is dict and os.name == "posix" and _RAW_VARIABLE not in raw:
+        return False
     return _VARIABLE in os.environ and settings.read().check
 
 

@@ -160,8 +160,8 @@ def _key(
     workspace: Any,
     options: Options,
 ) -> tuple[Any, ...]:
-    """Addresses, options, and the extents that vary where batches of several sizes share buffers. Values that
-    only compare equal, as 1 and True, are told apart by `_plain`.
+    """Addresses, options, and the extents that vary where batches of several sizes share buffers. Types stand
+    beside options since values of several types compare equal, as 1 and True do.
     """
     softmax_scale, causal, num_splits, deterministic, return_lse, spec = options
     return (
@@ -175,8 +175,11 @@ def _key(
         0 if lse is None else lse.data_ptr(),
         0 if workspace is None else workspace.data_ptr(),
         softmax_scale,
+        type(softmax_scale),
         causal,
+        type(causal),
         num_splits,
+        type(num_splits),
         deterministic,
         return_lse,
         spec if type(spec) is str else id(spec),
@@ -211,16 +214,6 @@ def _metas(
     )
 
 
-def _plain(options: Options) -> bool:
-    """Whether the options have the types that the key tells apart."""
-    softmax_scale, causal, num_splits, _, _, _ = options
-    return (
-        type(softmax_scale) is float
-        and type(causal) is bool
-        and (num_splits is None or type(num_splits) is int)
-    )
-
-
 def repeat(
     q: Any,
     kv_cache: Any,
@@ -246,9 +239,9 @@ def repeat(
         ready = launcher.ready.get(
             _key(q, kv_cache, block_table, cache_seqlens, out, lse, workspace, options)
         )
-        if ready is None or not _plain(options):
-            return None
-        if ready.metas != _metas(q, kv_cache, block_table, cache_seqlens, out, lse, workspace):
+        if ready is None or ready.metas != _metas(
+            q, kv_cache, block_table, cache_seqlens, out, lse, workspace
+        ):
             return None
     except (AttributeError, KeyError, TypeError):  # a pair, no tensor, no launcher yet: the long way tells
         return None
@@ -260,7 +253,8 @@ def remember(
 ) -> None:
     """Makes the call known that was just launched, if it is the second time that it comes."""
     tensors = problem.tensors
-    if "q" not in tensors or "kv_cache" not in tensors or not _plain(options):
+    counted = options[2] is None or type(options[2]) is int  # num_splits on the GPU is not in the key
+    if "q" not in tensors or "kv_cache" not in tensors or not counted:
         return
     fixed = (tensors["q"], tensors["kv_cache"], tensors["block_table"], tensors["cache_seqlens"])
     given = (tensors.get("out"), tensors.get("lse"), tensors.get("workspace"))
