@@ -29,6 +29,6 @@ def peers(wanted: Sequence[str]) -> tuple[list[Subject], list[str]]:
     for name in wanted:
         try:
             found.append(import_module(f"mlagen.bench.peers.{PEERS[name]}").make(name))
-        except (ImportError, OSError, AttributeError) as error:
+        except Exception as error:  # whatever a half-installed package does, the others are measured
             missing.append(f"{name}: not installed ({type(error).__name__}: {error})")
     return found, missing
