@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mlagen import driver
 from mlagen.bench.sampler import Sampler, Sensors, medians
 
 BURST_MS = 25.0
@@ -38,6 +39,7 @@ class Timing:
         median, least, p10, p90: of all replays of all bursts.
         bursts: median of each burst.
         replays, steps_a_replay: how many there were.
+        nodes_a_step: nodes of the graph for one step: its launches, copies and fills; None if not known.
         sustained: median of the last third of a long run, None if there was none.
         clocks: readings during the bursts, see mlagen.bench.sampler.
         sustained_clocks: readings late in the long run.
@@ -50,16 +52,17 @@ class Timing:
     bursts: tuple[float, ...]
     replays: int
     steps_a_replay: int
+    nodes_a_step: float | None
     sustained: float | None
     clocks: dict[str, float]
     sustained_clocks: dict[str, float]
 
 
-def capture(step: Callable[[int], Any], sets: int) -> tuple[Any, int, Any]:
+def capture(step: Callable[[int], Any], sets: int) -> tuple[Any, int, int | None, Any]:
     """Captures `step(i)` for all sets in one graph; twice each where there are few.
 
     Returns:
-        The graph, the steps in it, and the stream that it was captured on.
+        The graph, the steps and the nodes in it, and the stream that it was captured on.
     """
     import torch
 
@@ -75,7 +78,18 @@ def capture(step: Callable[[int], Any], sets: int) -> tuple[Any, int, Any]:
         for _ in range(rounds):
             for index in range(sets):
                 step(index)
-    return graph, rounds * sets, stream
+        nodes = captured_nodes(int(stream.cuda_stream))
+    return graph, rounds * sets, nodes, stream
+
+
+def captured_nodes(stream: int) -> int | None:
+    """Nodes of the graph that a stream is capturing now, None where the driver does not tell."""
+    try:
+        api = driver.api()
+        graph = driver.call(api.cuStreamGetCaptureInfo(stream), "cuStreamGetCaptureInfo")[2]
+        return int(driver.call(api.cuGraphGetNodes(graph), "cuGraphGetNodes")[1])
+    except Exception:  # a number for the report; nothing depends on it
+        return None
 
 
 def time_steps(step: Callable[[int], Any], sets: int, sensors: Sensors, effort: Effort) -> Timing:
@@ -89,7 +103,7 @@ def time_steps(step: Callable[[int], Any], sets: int, sensors: Sensors, effort: 
     """
     import torch
 
-    graph, steps, stream = capture(step, sets)
+    graph, steps, nodes, stream = capture(step, sets)
     with torch.cuda.stream(stream):
         replay_ms = min(_replay(graph, 3, 1)[0]) / 1e3
         count = int(max(LEAST_REPLAYS, min(MOST_REPLAYS, BURST_MS / replay_ms)))
@@ -114,6 +128,7 @@ def time_steps(step: Callable[[int], Any], sets: int, sensors: Sensors, effort: 
         bursts=tuple(statistics.median(burst) for burst in samples),
         replays=len(every),
         steps_a_replay=steps,
+        nodes_a_step=None if nodes is None else nodes / steps,
         sustained=sustained,
         clocks=medians(readings),
         sustained_clocks=late,

@@ -110,7 +110,7 @@ def test_without_a_gpu_it_says_so():
 def measurement(subject, median, case="b128k4096h128", error=""):
     chosen = cases.parse(case)
     work = roofline.work(chosen.lengths, chosen.h_q, chosen.s_q)
-    timing = Timing(median, median - 1, median - 0.5, median + 2, (median, median), 10, 4, None, {}, {})
+    timing = Timing(median, median - 1, median - 0.5, median + 2, (median, median), 10, 4, 1.0, None, {}, {})
     facts = {"l2_read_bytes_computed": 10**9, "partial_bytes_computed": 0} if "mlagen" in subject else {}
     return Measurement(
         case,

@@ -75,7 +75,7 @@ def on_cpu(monkeypatch):
         timed.append((sets, effort))
         for index in range(sets):
             step(index)
-        return Timing(10.0, 9.0, 9.5, 11.0, (10.0,), 5, sets, None, {"sm_mhz": 1980}, {})
+        return Timing(10.0, 9.0, 9.5, 11.0, (10.0,), 5, sets, 1.0, None, {"sm_mhz": 1980}, {})
 
     monkeypatch.setattr(measure, "time_steps", time_steps)
     return timed
