@@ -9,7 +9,7 @@ mechanisms".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from mlagen.emu.interfaces import (
     Stamp,
     Warp,
 )
-from mlagen.emu.tensormap import Swizzle
+from mlagen.emu.tensormap import SWIZZLE_SPAN, Swizzle
 from mlagen.emu.tma_boxes import shared_chunks
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,16 +33,20 @@ CHUNK = 16
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes in the shared memory of a CTA, in the order of 16-byte chunks given by a swizzle."""
+    """Bytes in the shared memory of a CTA, in the order of 16-byte chunks given by a swizzle. row: bytes of a
+    row of a tensor-map box, see `shared_chunks`; 0 without gaps.
+    """
 
     cta: Cta
     offset: int
     size: int
     swizzle: Swizzle = Swizzle.NONE
+    row: int = 0
 
     def footprint(self) -> Array | slice:
         """What the checks are told: a whole range where the swizzle stays inside of it."""
-        if self.swizzle == Swizzle.NONE or self.size % 128 == 0:
+        gaps = 0 < self.row < SWIZZLE_SPAN.get(self.swizzle, 0)
+        if self.swizzle == Swizzle.NONE or (self.size % 128 == 0 and not gaps):
             return slice(self.offset, self.offset + self.size)
         return self.chunks()
 
@@ -50,7 +54,7 @@ class Region:
         """Byte offset of every chunk."""
         if self.swizzle == Swizzle.NONE:
             return np.arange(self.offset, self.offset + self.size, CHUNK, dtype=np.uint64)
-        return shared_chunks(self.offset, self.size, self.swizzle)
+        return shared_chunks(self.offset, self.size, self.swizzle, self.row)
 
     def write(self, data: Bytes) -> None:
         """Store `size` bytes."""
@@ -103,7 +107,7 @@ def load_targets(
         if cta_mask >> rank & 1:
             signalled = (rank & ~1) | (barrier_cta.rank & 1) if pair else rank
             address = signalled << SHARED_OFFSET_BITS | barrier_offset
-            target = Region(cluster[rank], region.offset, region.size, region.swizzle)
+            target = replace(region, cta=cluster[rank])
             targets.append(Target(target, warp.mbarrier(address, "async")))
     return targets
 

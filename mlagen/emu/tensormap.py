@@ -4,16 +4,19 @@
 limit, the value and what would work. It differs from the driver in one point: combinations that the emulator
 cannot execute (interleaved layouts, sub-byte types) are refused as well.
 
-Hardware form, as 64-bit words (as far as read from host code that packs it inline; fields marked * are not
-confirmed): 0 address; 1 bits 0 im2col, 1-3 version, 4-6 rank - 1, 7-10 element type (codes of PTX
-`tensormap.replace .elemtype`), 11-12 interleave, 13-14 swizzle, 15 fill, 16 tf32 rounding*, 17-18 L2
-promotion*, 19-20 swizzle atomicity*, 32-63 stride 1 / 16; 2 strides 2 and 3; 3 stride 4, then four bits for
-the top of each stride; 4-6 extents - 1; 6 bits 32-46 element strides - 1, 56-63 box 0 - 1; 7 box 1..4 - 1,
-one byte each. PTX ISA: "Tensors" (5.5), "tensormap.replace".
+Hardware form, as 64-bit words (as a driver of CUDA 13 writes it for an H200; fields marked * are not
+confirmed): 0 address; 1 bits 0 im2col*, 1-3 version, 4-6 rank - 1, 7-10 element type (codes of PTX
+`tensormap.replace .elemtype`; tf32 is fp32 with bit 16), 11-12 interleave*, 13-14 swizzle, 15 fill, 16 tf32
+rounding, 17-18 L2 promotion, 19-20 swizzle atomicity*, 32-63 stride 1 / 16; 2 strides 2 and 3; 3 stride 4,
+then four bits for the top of each stride; 4-6 extents - 1; 6 bits 32-46 element strides - 1, 56-63 box 0 - 1;
+7 box 1..4 - 1, one byte each. The driver notes the bytes of a box in word 8 and the alignment of its
+destination in word 9, and gives version 0; host code that packs maps inline leaves them zero, with version 1.
+PTX ISA: "Tensors" (5.5), "tensormap.replace".
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ MAX_BOX = 256
 MAX_EXTENT = 2**32
 MAX_STRIDE = 2**40
 MAX_ELEMENT_STRIDE = 8
-_VERSION = 1
+_INLINE_VERSION = 1
 
 
 class TensorMapError(EmulatorError, ValueError):
@@ -76,11 +79,16 @@ _HARDWARE_CODE = {
     ElementType.FLOAT32_FTZ: 8,
     ElementType.FLOAT64: 9,
     ElementType.BFLOAT16: 10,
-    ElementType.TFLOAT32: 11,
-    ElementType.TFLOAT32_FTZ: 12,
+    ElementType.TFLOAT32: 7,
+    ElementType.TFLOAT32_FTZ: 8,
 }
-_FROM_HARDWARE_CODE = {code: element for element, code in _HARDWARE_CODE.items()}
-_SWIZZLE_SPAN = {Swizzle.B32: 32, Swizzle.B64: 64, Swizzle.B128: 128, Swizzle.B128_ATOM_32B: 128}
+_TF32 = (ElementType.TFLOAT32, ElementType.TFLOAT32_FTZ)
+_FROM_HARDWARE_CODE = {code: element for element, code in _HARDWARE_CODE.items() if element not in _TF32}
+_FROM_HARDWARE_CODE |= {11: ElementType.TFLOAT32, 12: ElementType.TFLOAT32_FTZ}
+_ALIGNMENT_NOTE = {Swizzle.NONE: 16, Swizzle.B32: 256, Swizzle.B64: 512, Swizzle.B128: 1024,
+                   Swizzle.B128_ATOM_32B: 1024}  # fmt: skip
+SWIZZLE_SPAN = {Swizzle.B32: 32, Swizzle.B64: 64, Swizzle.B128: 128, Swizzle.B128_ATOM_32B: 128}
+"""Bytes after which the pattern of a swizzle begins anew, the most that a row of a box may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +245,7 @@ def _check_box(t: TensorMap, steps: Sequence[int]) -> None:
         raise _refuse(
             "inner box", f"{inner} bytes", "a multiple of 16 bytes", f"{inner + -inner % 16} would work"
         )
-    span = _SWIZZLE_SPAN.get(t.swizzle)
+    span = SWIZZLE_SPAN.get(t.swizzle)
     if span is not None and inner > span:
         raise _refuse(
             "inner box",
@@ -255,9 +263,9 @@ def _pack(t: TensorMap) -> bytes:
     steps = sum((s - 1) << (3 * i) for i, s in enumerate(t.element_strides))
     atom = t.swizzle == Swizzle.B128_ATOM_32B
     head = (
-        _VERSION << 1 | (t.rank - 1) << 4 | _HARDWARE_CODE[t.element] << 7 | (3 if atom else int(t.swizzle))
+        (t.rank - 1) << 4 | _HARDWARE_CODE[t.element] << 7 | (3 if atom else int(t.swizzle))
         << 13
-        | int(t.fill) << 15 | t.l2_promotion << 17 | int(atom) << 19
+        | int(t.fill) << 15 | (t.element in _TF32) << 16 | t.l2_promotion << 17 | int(atom) << 19
     )  # fmt: skip
     low = [s & 0xFFFFFFFF for s in scaled]
     high = sum((s >> 32) << (4 * i) for i, s in enumerate(scaled))
@@ -269,7 +277,9 @@ def _pack(t: TensorMap) -> bytes:
         steps | box[0] << 24,
         sum(b << (8 * i) for i, b in enumerate(box[1:])),
     ]
-    return struct.pack("<Q13I", t.address, *words).ljust(BYTES, b"\0")
+    loaded = [b // s for b, s in zip(t.box, t.element_strides, strict=True)]
+    notes = [math.prod(loaded) * t.element_size, 0, _ALIGNMENT_NOTE[t.swizzle]]
+    return struct.pack("<Q17I", t.address, *words, 0, *notes).ljust(BYTES, b"\0")
 
 
 def decode(data: bytes) -> TensorMap:
@@ -279,14 +289,16 @@ def decode(data: bytes) -> TensorMap:
     if len(data) != BYTES:
         raise TensorMapError(f"tensor map: {len(data)} bytes given; it has {BYTES}")
     address, head, s1, s2, s3, s4, high, e0, e1, e2, e3, e4, last, boxes = struct.unpack_from("<Q13I", data)
-    if head >> 1 & 7 != _VERSION or not any(data):
+    version, noted = head >> 1 & 7, int.from_bytes(data[72:76], "little")
+    if version != _INLINE_VERSION and (version or noted not in _ALIGNMENT_NOTE.values()):
         raise TensorMapError(
-            "tensor map: these 128 bytes are no tensor map (version field is not 1); was the pointer right?"
+            f"tensor map: these 128 bytes are no tensor map (version {version}, alignment {noted}); "
+            "was the pointer right?"
         )
     if head & 1:
         raise TensorMapError("tensor map: im2col mode; the emulator executes tiled maps only")
     rank = (head >> 4 & 7) + 1
-    element = _FROM_HARDWARE_CODE.get(head >> 7 & 15)
+    element = _FROM_HARDWARE_CODE.get((head >> 7 & 15) + 4 * (head >> 16 & 1))
     if rank > MAX_RANK or element is None or head >> 11 & 3:
         raise TensorMapError(
             f"tensor map: rank {rank}, element code {head >> 7 & 15}, interleave {head >> 11 & 3}; "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlagen.emu.tensormap import Fill, Swizzle, TensorMap, TensorMapError
+from mlagen.emu.tensormap import SWIZZLE_SPAN, Fill, Swizzle, TensorMap, TensorMapError
 
 Offsets = npt.NDArray[np.int64]
 CHUNK = 16  # bytes that no swizzle takes apart
@@ -109,9 +109,12 @@ def swizzle_address(address: Any, swizzle: Swizzle) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def shared_chunks(offset: int, size: int, swizzle: Swizzle) -> npt.NDArray[np.uint64]:
+def shared_chunks(offset: int, size: int, swizzle: Swizzle, row: int = 0) -> npt.NDArray[np.uint64]:
     """Byte offsets in shared memory of the 16-byte chunks of a box of `size` bytes at `offset`, in box order;
     read-only.
+
+    row: bytes of a row of the box. Rows shorter than the span of the swizzle (32, 64 or 128 bytes) begin at
+    multiples of the span, and nothing is written in between: so does an H200. 0: no gaps.
 
     TensorMapError when the box is misaligned.
     """
@@ -119,9 +122,11 @@ def shared_chunks(offset: int, size: int, swizzle: Swizzle) -> npt.NDArray[np.ui
         raise TensorMapError(
             f"shared-memory address {offset:#x} of a tensor-map box: not a multiple of {BOX_ALIGNMENT} bytes"
         )
-    chunks: npt.NDArray[np.uint64] = swizzle_address(
-        offset + np.arange(0, size, CHUNK, dtype=np.uint64), swizzle
-    )
+    places = np.arange(0, size, CHUNK, dtype=np.uint64)
+    span = SWIZZLE_SPAN.get(swizzle, 0)
+    if 0 < row < span:
+        places = places // np.uint64(row) * np.uint64(span) + places % np.uint64(row)
+    chunks: npt.NDArray[np.uint64] = swizzle_address(places + np.uint64(offset), swizzle)
     chunks.setflags(write=False)
     return chunks
 
@@ -130,5 +135,5 @@ def fill_pattern(t: TensorMap) -> npt.NDArray[np.uint8]:
     """Bytes of one out-of-bounds element: zero, or the NaN of its type."""
     if t.fill == Fill.ZERO:
         return np.zeros(t.element_size, np.uint8)
-    nan = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}[t.element_size]
+    nan = {2: 0x7FF7, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}[t.element_size]
     return np.frombuffer(nan.to_bytes(t.element_size, "little"), np.uint8)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlagen.emu.tensormap import ElementType, Fill, Swizzle
+from mlagen.emu.tensormap import SWIZZLE_SPAN, ElementType, Fill, Swizzle
 from tests.emu import test_mma_sync, test_tma, test_wgmma
 from tests.emu.gpu_case import Case
 from tests.emu.gpu_memory import memory_cases
@@ -41,6 +41,7 @@ def wgmma_cases() -> list[Case]:
     pairs = {"subnormal": tiny, "subnormal times large": large, "any bits": any_bits, "cancelling": opposed}
     out += [_wgmma(f"wgmma {name}", plain, pair) for name, pair in pairs.items()]
     pairs = {"any bits": any_bits, "any finite bits": finite, "subnormal": tiny, "cancelling": opposed}
+    pairs["subnormal times large"] = (tiny[0], large[1] & 0xFBFF)
     out += [_wgmma(f"wgmma f16 {name}", half, pair) for name, pair in pairs.items()]
     for kind in ("e4m3", "e5m2"):
         form = test_wgmma.Form(64, kind)
@@ -75,21 +76,14 @@ def mma_sync_cases() -> list[Case]:
 
 
 def tma_cases() -> list[Case]:
-    """Shared memory as a tensor-map load leaves it, for ranks, swizzles and boxes that leave the tensor."""
+    """Shared memory as a load leaves it: ranks, swizzles, boxes that leave the tensor, narrow boxes."""
     out = []
     for rank in range(1, 6):
         for swizzle in (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128):
-            extents, box, at = (20, 6, 5, 4, 3)[:rank], (8, 4, 4, 2, 2)[:rank], (16, 4, -1, 2, 1)[:rank]
-            tensor = np.arange(np.prod((32, *extents[1:])), dtype=np.float32).reshape(*extents[:0:-1], 32)
-            size = int(np.prod(box)) * 4
-            ins = test_tma.LOAD.format(rank=rank) + f" [%r11], [%rd3, {{{', '.join(map(str, at))}}}], [%r10];"
-            where = {
-                "element": ElementType.FLOAT32,
-                "extents": extents,
-                "strides": tensor.strides[::-1][1:],
-                "box": box,
-            }
-            out.append(_tma(f"tma {rank}d {swizzle.name}", ins, tensor, size, {**where, "swizzle": swizzle}))
+            span = SWIZZLE_SPAN.get(swizzle, 32)
+            out.append(_ranked(f"tma {rank}d {swizzle.name} {span}", rank, swizzle, span))
+            if span > 32 and rank > 1:
+                out.append(_ranked(f"tma {rank}d {swizzle.name} 32", rank, swizzle, 32))
     cache = np.arange(3 * 16 * 576, dtype=np.uint16).reshape(3, 16, 576)
     pages = {
         "element": ElementType.BFLOAT16,
@@ -104,12 +98,40 @@ def tma_cases() -> list[Case]:
     nan = {**pages, "fill": Fill.NAN}
     ins = test_tma.LOAD.format(rank=5) + " [%r11], [%rd3, {32, 0, 0, 0, 0}], [%r10];"
     out.append(_tma("tma NaN fill", ins, cache.view(np.uint16), 16 * 512, nan))
+    for element, size in ((ElementType.FLOAT16, 2), (ElementType.FLOAT32, 4), (ElementType.FLOAT64, 8)):
+        source = np.ones((8, 64), f"f{size}")
+        where = {"element": element, "extents": (64, 8), "strides": (64 * size,), "box": (16, 4)}
+        ins = test_tma.LOAD.format(rank=2) + " [%r11], [%rd3, {60, 6}], [%r10];"
+        out.append(_tma(f"tma NaN fill {element.name}", ins, source, 64 * size, {**where, "fill": Fill.NAN}))
     return out
 
 
-def _tma(name: str, instruction: str, tensor: np.ndarray, size: int, where: dict[str, Any]) -> Case:
-    ptx = kernel(test_tma.load_body(instruction, size, size), test_tma.PARAMS)
-    out = ((1, size), np.uint8)
+def _ranked(name: str, rank: int, swizzle: Swizzle, row: int) -> Case:
+    """A load of fp32 boxes with rows of `row` bytes, the last of which leave the tensor on several sides."""
+    wide = row // 4
+    extents, box = (5 * wide // 2, 6, 5, 4, 3)[:rank], (wide, 4, 4, 2, 2)[:rank]
+    at = (2 * wide, 4, -1, 2, 1)[:rank]
+    tensor = np.arange(np.prod((128, *extents[1:])), dtype=np.float32).reshape(*extents[:0:-1], 128)
+    size = int(np.prod(box)) * 4
+    dump = size * max(SWIZZLE_SPAN.get(swizzle, row) // row, 1)
+    ins = test_tma.LOAD.format(rank=rank) + f" [%r11], [%rd3, {{{', '.join(map(str, at))}}}], [%r10];"
+    where = {"element": ElementType.FLOAT32, "extents": extents, "strides": tensor.strides[::-1][1:]}
+    return _tma(
+        name, ins, tensor, size, {**where, "box": box, "swizzle": swizzle}, dump, test_tma.clear(16384)
+    )
+
+
+def _tma(
+    name: str,
+    instruction: str,
+    tensor: np.ndarray,
+    size: int,
+    where: dict[str, Any],
+    dump: int = 0,
+    before: str = "",
+) -> Case:
+    ptx = kernel(test_tma.load_body(instruction, size, dump or size, before=before), test_tma.PARAMS)
+    out = ((1, dump or size), np.uint8)
     return Case(name, ptx, [tensor], out, ["out", "map"], block=32, dynamic_shared=32768, map=where)
 
 
@@ -135,6 +157,14 @@ def tensor_maps() -> dict[str, dict[str, Any]]:
         "element strides": {**base, "element_strides": (1, 2, 3, 4, 8)},
         "NaN fill": {**base, "fill": Fill.NAN},
         "large extents": {**base, "extents": (2**32, 2**31, 5, 2**20, 2**32 - 1)},
+    }
+    found |= {
+        f"swizzle {swizzle.name}": {
+            **base,
+            "swizzle": swizzle,
+            "box": (SWIZZLE_SPAN.get(swizzle, 16) // 2, 8, 4, 8, 1),
+        }
+        for swizzle in (Swizzle.NONE, Swizzle.B32, Swizzle.B64)
     }
     found |= {f"promotion {i}": {**base, "l2_promotion": i} for i in range(4)}
     for element in ElementType:

@@ -21,7 +21,7 @@ def encode(api: Any, address: int, given: dict[str, Any]) -> bytes:
         rank,
         address,
         [api.cuuint64_t(e) for e in given["extents"]],
-        [api.cuuint64_t(s) for s in given["strides"]],
+        [api.cuuint64_t(s) for s in given["strides"] or (0,)],
         [api.cuuint32_t(b) for b in given["box"]],
         [api.cuuint32_t(s) for s in given.get("element_strides", (1,) * rank)],
         api.CUtensorMapInterleave(0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from tests.emu.gpu_case import Case
@@ -128,12 +130,21 @@ mul.f16x2 %r3, %r4, %r5; | fma.rn.f16x2 %r3, %r4, %r5, %r6; | max.bf16x2 %r3, %r
 min.f16x2 %r3, %r4, %r5; | div.rn.f32 %f4, %f1, %f2; | sqrt.rn.f32 %f4, %f1; | rcp.rn.f32 %f4, %f1;
 testp.finite.f32 %p3, %f1; | copysign.f32 %f4, %f1, %f2;
 """
-APPROXIMATE = """
-ex2.approx.ftz.f32 %f4, %f1; | ex2.approx.f32 %f4, %f1; | lg2.approx.ftz.f32 %f4, %f1;
-lg2.approx.f32 %f4, %f1; | rcp.approx.ftz.f32 %f4, %f1; | rcp.approx.f32 %f4, %f1;
-div.approx.f32 %f4, %f1, %f2; | div.approx.ftz.f32 %f4, %f1, %f2; | rsqrt.approx.ftz.f32 %f4, %f1;
-sqrt.approx.ftz.f32 %f4, %f1; | tanh.approx.f32 %f4, %f1;
-"""
+APPROXIMATE = {
+    "ex2.approx.ftz.f32 %f4, %f1;": (2, 0.0),
+    "ex2.approx.f32 %f4, %f1;": (2, 0.0),
+    "lg2.approx.ftz.f32 %f4, %f1;": (2, 2.0**-22),
+    "lg2.approx.f32 %f4, %f1;": (2, 2.0**-22),
+    "rcp.approx.ftz.f32 %f4, %f1;": (1, 0.0),
+    "rcp.approx.f32 %f4, %f1;": (1, 0.0),
+    "div.approx.f32 %f4, %f1, %f2;": (2, 0.0),
+    "div.approx.ftz.f32 %f4, %f1, %f2;": (2, 0.0),
+    "rsqrt.approx.ftz.f32 %f4, %f1;": (2, 0.0),
+    "sqrt.approx.ftz.f32 %f4, %f1;": (2, 0.0),
+    "tanh.approx.f32 %f4, %f1;": (2**13, 0.0),
+}
+"""How far the emulator's rounded results may be from a GPU's: ulps, or an absolute difference."""
+
 WARP = """
 shfl.sync.bfly.b32 %r3|%p3, %r4, 16, 31, -1; selp.u32 %r8, 1, 0, %p3; mov.b64 %rd9, {%r3, %r8};
 shfl.sync.bfly.b32 %r3|%p3, %r4, 3, 0x1807, -1; selp.u32 %r8, 1, 0, %p3; mov.b64 %rd9, {%r3, %r8};
@@ -199,7 +210,10 @@ def _case(text: str, operands: np.ndarray, ulps: int = 0) -> Case:
     ptx = kernel(BODY.replace("{text}", text).replace("{close}", close), (".u64 operands", ".u64 out"))
     args: list[str | int] = ["in0", "out"]
     shape = ((COUNT,), np.uint64)
-    return Case(name, ptx, [operands], shape, args, grid=COUNT // 128, dynamic_shared=0, ulps=ulps)
+    case = Case(name, ptx, [operands], shape, args, grid=COUNT // 128, dynamic_shared=0, ulps=ulps)
+    packed = re.match(r"(?:add|mul|fma|min|max)\.(?:rn\.)?(b?f16x2) ", name)
+    case.floats = packed[1] if packed else "f32" if close.startswith("mov.b32 %r3, %f4") else ""
+    return case
 
 
 def scalar_cases() -> list[Case]:
@@ -218,7 +232,9 @@ def scalar_cases() -> list[Case]:
     lanes.view(np.uint32).reshape(COUNT, 3, 2)[::2, 1, 0] %= 40
     given = {INTEGER: words, CARRY: words, SHIFTS: amounts, DIVISIONS: divisors, FLOAT: floats, WARP: lanes}
     cases = [_case(text, operands) for block, operands in given.items() for text in forms(block)]
-    cases += [_case(text, _approximate(rng, text, floats), 4) for text in forms(APPROXIMATE)]
+    for text, (ulps, absolute) in APPROXIMATE.items():
+        cases.append(_case(text, _approximate(rng, text, floats), ulps))
+        cases[-1].absolute = absolute
     cases += [_case(text, _uniform(lanes)) for text in forms(WARP) if text.startswith("vote")]
     for case in cases[-4:]:
         case.name += " uniform"

@@ -17,7 +17,7 @@ from tests.emu.gpu_case import Case, fill
 def emulate(case: Case) -> np.ndarray:
     """The output of a case; the sanitizers must be silent."""
     emulator, out = Emulator(case.ptx), np.zeros(*case.output)
-    places = {f"in{i}": emulator.array(np.ascontiguousarray(x)) for i, x in enumerate(case.inputs)}
+    places = {f"in{i}": emulator.array(np.array(x, order="C")) for i, x in enumerate(case.inputs)}
     places["out"] = emulator.array(out)
     args: list[Any] = []
     for arg in case.args:

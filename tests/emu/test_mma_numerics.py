@@ -17,7 +17,7 @@ from mlagen.emu import numerics
 
 def exponent(x: float) -> int:
     """floor(log2 |x|) of a nonzero fp32 value."""
-    return int(np.frexp(np.float64(x))[1]) - 1
+    return max(int(np.frexp(np.float64(x))[1]) - 1, -126)
 
 
 def truncate_to_f32(value: Fraction, bits: int = 23) -> float:

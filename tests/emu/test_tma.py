@@ -11,7 +11,7 @@ from mlagen.emu import tma_boxes
 from mlagen.emu.emulator import Emulator
 from mlagen.emu.findings import SanitizerError
 from mlagen.emu.interfaces import EmulatorError
-from mlagen.emu.tensormap import ElementType, Swizzle, decode, encode_tiled
+from mlagen.emu.tensormap import SWIZZLE_SPAN, ElementType, Swizzle, decode, encode_tiled
 from tests.emu.small_kernels import kernel
 
 BUFFER = 1024  # offset of the data in dynamic shared memory; the mbarrier is at 0
@@ -134,7 +134,8 @@ def test_pages_of_latent_rows_5d(page: int, schedule: str) -> None:
 @pytest.mark.parametrize("rank", range(1, 6))
 @pytest.mark.parametrize("swizzle", [Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128])
 def test_every_rank_and_swizzle(rank: int, swizzle: Swizzle) -> None:
-    extents, box = (20, 6, 5, 4, 3)[:rank], (8, 4, 3, 2, 2)[:rank]
+    wide = SWIZZLE_SPAN.get(swizzle, 32) // 4
+    extents, box = (20, 6, 5, 4, 3)[:rank], (wide, 4, 3, 2, 2)[:rank]
     tensor = np.arange(np.prod((32, *extents[1:])), dtype=np.float32).reshape(*extents[:0:-1], 32)
     strides = [s for s in tensor.strides[::-1][1:]]
     at = [16, 4, -1, 2, 1][:rank]
@@ -149,9 +150,32 @@ def test_every_rank_and_swizzle(rank: int, swizzle: Swizzle) -> None:
     }
     ins = f"{LOAD.format(rank=rank)} [%r11], [%rd3, {{{coordinates}}}], [%r10];"
     got = unswizzle(load(tensor, args, ins, size)[0], swizzle).view(np.float32).reshape(box[::-1])
-    padded = np.pad(tensor[..., : extents[0]], [(8, 8)] * rank)
+    padded = np.pad(tensor[..., : extents[0]], [(8, 8)] * (rank - 1) + [(8, 32)])
     where = tuple(slice(a + 8, a + 8 + b) for a, b in zip(at[::-1], box[::-1], strict=True))
     np.testing.assert_array_equal(got, padded[where])
+
+
+@pytest.mark.parametrize("swizzle", [Swizzle.B64, Swizzle.B128])
+def test_rows_narrower_than_the_swizzle_begin_at_its_multiples(swizzle: Swizzle) -> None:
+    """Measured on an H200: a row of 32 bytes and then nothing up to the next multiple of the span."""
+    span = SWIZZLE_SPAN[swizzle]
+    tensor = np.arange(8 * 32, dtype=np.float32).reshape(8, 32)
+    args = {"element": ElementType.FLOAT32, "extents": (32, 8), "strides": (128,), "box": (8, 8)}
+    out = load(tensor, {**args, "swizzle": swizzle}, LOAD_2D, 256, dump=8 * span, before=clear(8 * span))
+    rows = unswizzle(out[0], swizzle).view(np.float32).reshape(8, span // 4)
+    np.testing.assert_array_equal(rows[:, :8], tensor[:, :8])
+    assert not rows[:, 8:].any()
+
+
+def clear(size: int) -> str:
+    """Zeros in the buffer."""
+    return f"""
+  mov.u32 %r30, %r1;
+ZERO:
+  shl.b32 %r31, %r30, 2; add.u32 %r31, %r31, %r11; mov.u32 %r32, 0; st.shared.u32 [%r31], %r32;
+  add.u32 %r30, %r30, 32; setp.lt.u32 %p7, %r30, {size // 4};
+  @%p7 bra ZERO;
+  fence.proxy.async.shared::cta; bar.warp.sync -1;"""
 
 
 @pytest.mark.parametrize("mask, ranks", [(0b11, (0, 1)), (0b10, (1,)), (0b01, (0,))])

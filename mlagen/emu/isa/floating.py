@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlagen.emu.helpers import helper
+from mlagen.emu.helpers import fma32_directed, helper
 from mlagen.emu.interfaces import Array, Binder, Inline, Instruction, UnknownInstructionError, instruction
 from mlagen.emu.isa.integer import integer_division, integer_sum
 from mlagen.emu.numerics import bf16_to_f32, f32_to_bf16
@@ -46,6 +46,26 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
             if exact != 0:
                 out[i] = exact.numerator / exact.denominator
     return out
+
+
+@helper
+def fma32_odd(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float32 rounded to odd, for a later rounding to bf16."""
+    low, high = fma32_directed(a, b, c, "rm"), fma32_directed(a, b, c, "rp")
+    bits = np.where(np.abs(low) < np.abs(high), low, high).view(np.uint32)
+    odd: Array = np.where((low != high) & np.isfinite(low) & np.isfinite(high), bits | np.uint32(1), bits)
+    return odd.view(np.float32)
+
+
+@helper
+def divide_approximately(a: Array, b: Array) -> Array:
+    """a / b of float32, but zero, and NaN for an infinite a, where |b| is above 2**126 and finite."""
+    quotient: Array = a / b
+    beyond = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    if not beyond.any():
+        return quotient
+    zero = np.copysign(np.float32(0), a) * np.sign(b)
+    return np.where(beyond & ~np.isnan(a), np.where(np.isinf(a), np.float32(np.nan), zero), quotient)
 
 
 _DIRECTED = {
@@ -132,7 +152,7 @@ def fma(ins: Instruction, bind: Binder) -> Inline:
     if kind in ("f16", "f16x2"):
         code = "({0}.astype(f64)*{1}.astype(f64)+{2}.astype(f64)).astype(f16)"
         return elementwise(ins, bind, f"np.maximum({code},f16(0))" if relu else code)
-    code = "({0}.astype(f64)*{1}.astype(f64)+{2}.astype(f64)).astype(f32)"
+    code = "fma32_odd({0},{1},{2})"
     return elementwise(ins, bind, f"np.maximum({code},f32(0))" if relu else code)
 
 
@@ -204,7 +224,7 @@ def div(ins: Instruction, bind: Binder) -> Inline:
     """Quotient. `.approx` and `.full` give the correctly rounded result, which is within their bounds."""
     if ins.modifiers[-1][0] in "us":
         return integer_division(ins, bind)
-    return elementwise(ins, bind, "({0}/{1})")
+    return elementwise(ins, bind, "divide_approximately({0},{1})" if ins.has("approx") else "({0}/{1})")
 
 
 def _approximate(ins: Instruction, bind: Binder, template: str) -> Inline:

@@ -156,7 +156,7 @@ def run_load(
         t = tensor_map(warp.machine, int(maps[lane]))
         box = _box(form, t, [int(c[lane]) for c in coordinates])
         cta, offset = warp.shared(int(destination[lane]))
-        region = Region(cta, offset, box.bytes, t.swizzle)
+        region = Region(cta, offset, box.bytes, t.swizzle, box.row_bytes)
         cta_mask = None if mask is None else int(mask[lane])
         targets = bulk.load_targets(warp, region, int(barrier[lane]), cta_mask, form.pair)
         bulk.post_load(warp, form.name, targets, partial(read_box, warp.machine, t, box))
@@ -181,7 +181,7 @@ def run_store(
             raise EmulatorError(
                 f"{form.name}: the source is in CTA {cta.rank} of the cluster; it must be the own CTA"
             )
-        region = Region(cta, offset, box.bytes, t.swizzle)
+        region = Region(cta, offset, box.bytes, t.swizzle, box.row_bytes)
         region.chunks()  # alignment is checked at issue
         bulk.post_store(
             warp, lane, form.name, region, partial(write_box, warp.machine, t, box, form.operation)
