@@ -9,10 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlagen import build as build
+    from mlagen import config as _config
     from mlagen import errors as errors
-    from mlagen.build import build as build
+    from mlagen import kernels as kernels
+    from mlagen.api import mla_decode as mla_decode
+    from mlagen.api import schedule as schedule
+    from mlagen.api import workspace_size as workspace_size
+    from mlagen.build import on_compile as on_compile
+    from mlagen.build import stats as stats
     from mlagen.plan import make_plan as make_plan
     from mlagen.spec import KernelSpec as KernelSpec
+    from mlagen.spec import Tuning as Tuning
+
+    compile = build.build
+    enumerate = _config.enumerate_specs
 
 __version__ = "0.1.0"
 
@@ -20,11 +31,16 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "KernelSpec": ("mlagen.spec", "KernelSpec"),
     "Tuning": ("mlagen.spec", "Tuning"),
-    "build": ("mlagen.build", ""),  # a callable module: the name is the same
+    "build": ("mlagen.build", ""),
+    "compile": ("mlagen.build", "build"),
+    "enumerate": ("mlagen.config", "enumerate_specs"),
     "errors": ("mlagen.errors", ""),
+    "kernels": ("mlagen.kernels", ""),
     "make_plan": ("mlagen.plan", "make_plan"),
     "mla_decode": ("mlagen.api", "mla_decode"),
+    "on_compile": ("mlagen.build", "on_compile"),
     "schedule": ("mlagen.api", "schedule"),
+    "stats": ("mlagen.build", "stats"),
     "workspace_size": ("mlagen.api", "workspace_size"),
 }
 

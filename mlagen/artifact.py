@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlagen import settings, toolchain
-from mlagen.cache import store_entry
-from mlagen.cache_entry import Entry, Root
-from mlagen.cache_key import Key, key_of_parts, make_key
-from mlagen.compile import CompileResult, options
-from mlagen.errors import CacheError
+from mlagen.cache_entry import Entry
+from mlagen.cache_key import Key, make_key
+from mlagen.errors import ToolchainError
 from mlagen.log import warn_once
+from mlagen.options import options
 from mlagen.plan import make_plan
 from mlagen.plan.model import Plan
-from mlagen.render import render
+from mlagen.recipe import recipe_of, recipe_of_text
 from mlagen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from mlagen.nvrtc import CompileResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,10 @@ class Artifact:
         ptx: PTX text, for the emulator; it is never given to a driver.
         source: the rendered source.
         log: compiler log.
-        manifest: numbers of the compilation and all parts of the cache key.
+        manifest: numbers of the compilation and all parts of the cache key; `seconds` is empty for a kernel
+            from a bundle, which holds nothing that differs from run to run.
         folder: where it was read from; None if it was compiled just now.
+        entry: as it lies in a cache folder.
     """
 
     name: str
@@ -42,21 +47,37 @@ class Artifact:
     log: str
     manifest: dict[str, Any]
     folder: Path | None
+    entry: Entry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Order:
-    """Everything that one compilation needs, settled before it starts."""
+    """Everything that one compilation needs, settled before it starts. The source is rendered when it is
+    asked for: finding a kernel does not need it.
+    """
 
     spec: KernelSpec
     plan: Plan
-    source: str
     options: tuple[str, ...]
     key: Key
+    override: str | None
+
+    @cached_property
+    def source(self) -> str:
+        """The complete source text.
+
+        Raises:
+            ToolchainError: the template engine is not installed.
+        """
+        if self.override is not None:
+            return self.override
+        from mlagen.render import render
+
+        return render(self.plan)
 
 
 def order(spec: KernelSpec, tools: toolchain.Fingerprint | None = None) -> Order:
-    """Plan, source, options and key of a spec.
+    """Plan, options and key of a spec.
 
     Args:
         spec: the kernel.
@@ -66,10 +87,11 @@ def order(spec: KernelSpec, tools: toolchain.Fingerprint | None = None) -> Order
         SpecError, BudgetError: the spec cannot be built.
     """
     plan = make_plan(spec)
-    source = _overridden(spec) or render(plan)
+    text = _overridden(spec)
+    recipe = recipe_of(plan) if text is None else recipe_of_text(text)
     chosen = options(spec.arch)
-    key = make_key(source, chosen, spec.arch, toolchain.own_digest(), tools)
-    return Order(spec, plan, source, chosen, key)
+    own = toolchain.own_digest() if tools is None else tools.own
+    return Order(spec, plan, chosen, make_key(recipe, chosen, spec.arch, own, tools), text)
 
 
 def _overridden(spec: KernelSpec) -> str | None:
@@ -92,15 +114,22 @@ def spec_dict(spec: KernelSpec) -> dict[str, Any]:
 
 
 def entry_of(task: Order, result: CompileResult) -> Entry:
-    """The cache entry of a compilation; its key names the compiler and headers that were really used."""
-    key = make_key(task.source, task.options, task.spec.arch, result.fingerprint.own, result.fingerprint)
+    """The cache entry of a compilation; its key names the compiler and headers that were really used.
+
+    Raises:
+        ToolchainError: templates or printing code changed since the order was settled.
+    """
+    if task.override is None and recipe_of(task.plan) != task.key.recipe:
+        raise ToolchainError(f"{task.spec.name}: templates changed while it was compiled; compile again")
+    used = result.fingerprint
+    key = make_key(task.key.recipe, task.options, task.spec.arch, used.own, used)
     info = {
         "spec": spec_dict(task.spec),
+        "smem_bytes": task.plan.smem_bytes,
         "registers": result.registers,
         "spill_stores": result.spill_stores,
         "spill_loads": result.spill_loads,
         "stack": result.stack,
-        "smem_bytes": task.plan.smem_bytes,
         "static_smem": result.smem,
         "functions": [asdict(row) for row in result.functions],
         "seconds": asdict(result.seconds),
@@ -116,7 +145,7 @@ def entry_of(task: Order, result: CompileResult) -> Entry:
 
 def artifact_of(spec: KernelSpec, entry: Entry, folder: Path | None) -> Artifact:
     """The artifact that an entry holds."""
-    manifest = {**entry.info, "key": entry.key.parts, "digest": entry.key.digest}
+    manifest = {"seconds": {}, **entry.info, "key": entry.key.parts, "digest": entry.key.digest}
     return Artifact(
         name=entry.name,
         spec=spec,
@@ -126,24 +155,5 @@ def artifact_of(spec: KernelSpec, entry: Entry, folder: Path | None) -> Artifact
         log=entry.files["kernel.log"].decode(),
         manifest=manifest,
         folder=folder,
+        entry=entry,
     )
-
-
-def export(artifact: Artifact, folder: Path) -> Path:
-    """Puts a kernel into a folder of prebuilt kernels, to be named in MLAGEN_CACHE_PATH elsewhere.
-
-    Raises:
-        CacheError: the folder does not take it.
-    """
-    info = {name: value for name, value in artifact.manifest.items() if name not in ("key", "digest")}
-    key = key_of_parts(artifact.manifest["key"])
-    files = {
-        "kernel.cu": artifact.source.encode(),
-        "kernel.ptx": artifact.ptx,
-        "kernel.cubin": artifact.cubin,
-        "kernel.log": artifact.log.encode(),
-    }
-    root = Root(folder, private=True)
-    if not store_entry(root, Entry(artifact.name, key, files, info), key.source_digest):
-        raise CacheError(f"{artifact.name} could not be written to {folder}")
-    return root.entry(artifact.name, key.source_digest)

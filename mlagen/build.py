@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
-from mlagen import settings, toolchain
-from mlagen.artifact import Artifact, Order, artifact_of, entry_of, export, order
+from mlagen import known_tools, settings, toolchain
+from mlagen.artifact import Artifact, Order, artifact_of, entry_of, order
 from mlagen.cache import Cache
 from mlagen.cache_entry import Entry
 from mlagen.errors import CacheError, CompileError, MlagenError, ToolchainError
 from mlagen.log import logger, warn_once
-from mlagen.sass import disassemble
 from mlagen.spec import KernelSpec
-from mlagen.worker import Job, Pool
+
+if TYPE_CHECKING:
+    from mlagen.worker import Pool
 
 __all__ = ["Artifact", "Report", "Row", "Stats", "build", "load_artifact", "on_compile", "stats"]
 
@@ -94,16 +91,16 @@ def on_compile(callback: Callable[[str, str, float], None]) -> Callable[[], None
     return lambda: _CALLBACKS.remove(callback)
 
 
-def _tools() -> toolchain.Fingerprint | None:
+def tools_for(cache: Cache) -> toolchain.Fingerprint | None:
     """The toolchain in place, None where kernels can only be read."""
     try:
-        return toolchain.fingerprint(toolchain.locate())
+        return known_tools.fingerprint(cache.private)
     except ToolchainError:
         return None
 
 
 def _refuse(task: Order, cache: Cache) -> CacheError:
-    digest = task.key.digest or task.key.source_digest
+    digest = task.key.digest or task.key.portable
     folders = ", ".join(map(str, cache.folders)) or "none"
     return CacheError(
         f"{task.spec.name} is not built and MLAGEN_DISABLE_JIT forbids compiling it now. "
@@ -125,8 +122,13 @@ def _check_spills(task: Order, entry: Entry) -> None:
     )
 
 
-def _make(task: Order, pool: Pool) -> Entry:
+def _make(task: Order, pool: Pool | None) -> Entry:
     """Compiles one order in a worker, and tells the log, the counters and the callbacks."""
+    from mlagen.worker import Job, Pool
+
+    if pool is None:
+        with Pool(1) as single:
+            return _make(task, single)
     name = task.spec.name
     logger().info("compiling %s", name)
     started = time.perf_counter()
@@ -142,7 +144,7 @@ def _make(task: Order, pool: Pool) -> Entry:
     return entry
 
 
-def _obtain(task: Order, cache: Cache, pool: Pool, *, force: bool = False) -> Artifact:
+def _obtain(task: Order, cache: Cache, pool: Pool | None, *, force: bool = False) -> Artifact:
     """The artifact of an order: from memory, a cache folder, or the compiler.
 
     Raises:
@@ -169,7 +171,7 @@ def _obtain(task: Order, cache: Cache, pool: Pool, *, force: bool = False) -> Ar
     return artifact
 
 
-def _compile_once(task: Order, cache: Cache, pool: Pool, *, force: bool) -> tuple[Entry, Path | None]:
+def _compile_once(task: Order, cache: Cache, pool: Pool | None, *, force: bool) -> tuple[Entry, Path | None]:
     if force:
         entry = _make(task, pool)
         cache.replace(entry)
@@ -191,6 +193,8 @@ def _dump(artifact: Artifact) -> None:
     stem.with_name(f"{artifact.name}.ptx").write_bytes(artifact.ptx)
     stem.with_name(f"{artifact.name}.cubin").write_bytes(artifact.cubin)
     stem.with_name(f"{artifact.name}.log").write_text(artifact.log, encoding="utf-8")
+    from mlagen.sass import disassemble
+
     try:
         stem.with_name(f"{artifact.name}.sass").write_text(disassemble(artifact.cubin), encoding="utf-8")
     except ToolchainError as error:
@@ -209,11 +213,12 @@ def load_artifact(spec: KernelSpec) -> Artifact:
         ToolchainError: it is in no folder and the compiler is not installed.
         CompileError: the compiler refused the source, or MLAGEN_SPILL_CHECK found spills.
     """
-    with Pool(1) as pool:
-        return _obtain(order(spec, _tools()), Cache(), pool)
+    cache = Cache()
+    return _obtain(order(spec, tools_for(cache)), cache, None)
 
 
-def _row(artifact: Artifact) -> Row:
+def row_of(artifact: Artifact) -> Row:
+    """What a report says about one kernel."""
     info = artifact.manifest
     return Row(
         name=artifact.name,
@@ -242,27 +247,38 @@ def build(
 
     Args:
         specs: kernels, in any order; each is built once.
-        jobs: compiler processes at a time; by default MLAGEN_JOBS, else all cores.
-        output: also put every kernel into this folder of prebuilt kernels.
+        jobs: compiler processes at a time; by default MLAGEN_JOBS, else all cores that the free memory
+            serves.
+        output: also put every kernel into this bundle, a folder.
         force: compile even what is cached.
         progress: called in the caller's thread with the row of each kernel as it is done.
 
     Returns:
-        A report. A kernel that fails is a row of it; the others are built all the same.
+        A report. A kernel that fails is a row of it; the others are built all the same. A build that was
+        killed goes on where it was: every kernel is kept as soon as it is done.
+
+    Raises:
+        CacheError: the output folder cannot be written.
     """
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    from mlagen.bundle import Writer
+    from mlagen.worker import Pool, default_jobs
+
     wanted = list(dict.fromkeys(specs))
     started = time.perf_counter()
-    size = max(1, min(jobs or settings.read().jobs or os.cpu_count() or 1, len(wanted)))
-    cache = Cache()
-    tools = _tools()
+    size = max(1, min(jobs or settings.read().jobs or default_jobs(), len(wanted)))
+    bundle = None if output is None else Writer(output)
+    cache = Cache(first=() if output is None else (output,))
+    tools = tools_for(cache)
     rows: dict[KernelSpec, Row] = {}
 
     def one(spec: KernelSpec, pool: Pool) -> Row:
         try:
             artifact = _obtain(order(spec, tools), cache, pool, force=force)
-            if output is not None:
-                export(artifact, output)
-            return _row(artifact)
+            if bundle is not None:
+                bundle.add(artifact.entry)
+            return row_of(artifact)
         except MlagenError as error:
             return Row(name=spec.name, status="failed", error=str(error))
 
@@ -277,14 +293,6 @@ def build(
             threads.shutdown(wait=False, cancel_futures=True)
             pool.close()
             raise
+    if bundle is not None:
+        bundle.finish()
     return Report(tuple(rows[spec] for spec in wanted), round(time.perf_counter() - started, 3))
-
-
-class _CallableModule(ModuleType):
-    """Lets `mlagen.build(specs)` work whether or not somebody has imported the module `mlagen.build`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Report:
-        return build(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule

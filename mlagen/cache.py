@@ -11,16 +11,15 @@ import errno
 import os
 import secrets
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-import platformdirs
-
 from mlagen import settings
+from mlagen.bundle_index import ManifestError, read_index
 from mlagen.cache_entry import (
     MANIFEST,
     DamagedError,
@@ -33,16 +32,21 @@ from mlagen.cache_entry import (
 )
 from mlagen.cache_key import Key
 from mlagen.errors import CacheError
+from mlagen.lock import exclusive
 from mlagen.log import logger, warn_once
 
 # A compile takes seconds. Whoever waits longer than this compiles on its own.
 LOCK_SECONDS = 120.0
 GARBAGE_SECONDS = 24 * 3600.0
+# Folder on Python's path below which installed bundles lie, one folder each.
+INSTALLED = "mlagen_bundles"
 
 
 def default_dir() -> Path:
     """The user's cache folder for mlagen."""
-    return Path(platformdirs.user_cache_dir("mlagen", appauthor=False))
+    given = os.environ.get("XDG_CACHE_HOME", "").strip()
+    base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
+    return base / "mlagen"
 
 
 def private_root(explicit: Path | None = None) -> Root | None:
@@ -73,10 +77,24 @@ def private_root(explicit: Path | None = None) -> Root | None:
     return root
 
 
-def search_roots() -> tuple[Root, ...]:
-    """The read-only folders of MLAGEN_CACHE_PATH, in order. A folder that all can write to is left out."""
+def installed_bundles() -> tuple[Path, ...]:
+    """Bundles that were installed as packages, by the order of Python's path, then by name."""
+    found: list[Path] = []
+    for entry in dict.fromkeys(sys.path):
+        try:
+            found += sorted(path for path in (Path(entry or ".") / INSTALLED).iterdir() if path.is_dir())
+        except OSError:
+            continue
+    return tuple(path.absolute() for path in found)
+
+
+def search_roots(first: tuple[Path, ...] = ()) -> tuple[Root, ...]:
+    """The read-only folders: those given, those of MLAGEN_CACHE_PATH, installed bundles, in this order.
+
+    A folder that all can write to is left out.
+    """
     roots = []
-    for path in settings.read().cache_path:
+    for path in dict.fromkeys((*first, *settings.read().cache_path, *installed_bundles())):
         try:
             status = path.stat()
         except OSError:
@@ -97,11 +115,16 @@ class Hit:
 
 
 class Cache:
-    """Lookup, store and clean-up over the search folders and the private folder."""
+    """Lookup, store and clean-up over the search folders and the private folder.
 
-    def __init__(self, directory: Path | None = None) -> None:
+    Args:
+        directory: private folder, in place of the setting.
+        first: folders to search before all others.
+    """
+
+    def __init__(self, directory: Path | None = None, *, first: tuple[Path, ...] = ()) -> None:
         self.private = private_root(directory)
-        self.search = search_roots()
+        self.search = search_roots(first)
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -116,9 +139,10 @@ class Cache:
         compiler made them. In the private folder all parts must agree.
         """
         for root in self.search:
-            for digest in (key.digest, key.source_digest):
-                hit = None if digest is None else self._read(root, name, digest)
-                if hit is not None and hit.entry.key.source_digest == key.source_digest:
+            exact = () if key.digest is None else (key.digest,)
+            for digest in dict.fromkeys((*exact, *_prebuilt(root, name, key))):
+                hit = self._read(root, name, digest)
+                if hit is not None and hit.entry.key.portable == key.portable:
                     return hit
         if self.private is None or key.digest is None:
             return None
@@ -131,7 +155,7 @@ class Cache:
         folder = root.entry(name, digest)
         try:
             entry = read_entry(folder, name)
-            if digest not in (entry.key.digest, entry.key.source_digest):
+            if digest != entry.key.digest:
                 raise DamagedError("the folder name is not the digest of the key")
         except FileNotFoundError:
             return None
@@ -176,21 +200,15 @@ class Cache:
     @contextmanager
     def _lock(self, key: Key) -> Iterator[None]:
         """Waits for another maker of the same key; goes on without a lock where there is none to be had."""
-        lock: filelock.BaseFileLock | None = None
-        if self.private is not None and key.digest is not None:
-            folder = self.private.base / "locks"
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = filelock.FileLock(folder / f"{key.digest}.lock", timeout=LOCK_SECONDS)
-                lock.acquire()
-            except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError
-                logger().info("no lock for %s: %s", key.digest, error)
-                lock = None
-        try:
+        with ExitStack() as stack:
+            if self.private is not None and key.digest is not None:
+                folder = self.private.base / "locks"
+                try:
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    stack.enter_context(exclusive(folder / f"{key.digest}.lock", LOCK_SECONDS))
+                except OSError as error:
+                    logger().info("no lock for %s: %s", key.digest, error)
             yield
-        finally:
-            if lock is not None:
-                lock.release()
 
     def store(self, entry: Entry) -> bool:
         """Puts an entry into the private folder. Failing to do so is a warning, never an error."""
@@ -236,18 +254,38 @@ class Cache:
                     logger().info("cannot remove %s: %s", path, error)
         return removed
 
-    def clear(self, name: str | None = None) -> int:
-        """Removes all entries of the private folder, or those of one kernel. Running processes go on.
+    def remove(self, names: Sequence[str] = (), *, older_than: float = 0.0) -> int:
+        """Removes entries of the private folder: of these kernels, or all; running processes go on.
+
+        Args:
+            names: kernel names; none for all.
+            older_than: only entries that were written more than this many seconds ago.
 
         Returns:
             How many entries were removed.
         """
         if self.private is None:
             return 0
+        limit = time.time() - older_than
         removed = 0
-        for manifest in sorted(self.private.base.glob(f"{name or 'mla_decode_*'}/*/{MANIFEST}")):
-            removed += _discard(self.private, manifest.parent)
+        for name in names or ("mla_decode_*",):
+            for manifest in sorted(self.private.base.glob(f"{name}/*/{MANIFEST}")):
+                if older_than and manifest.lstat().st_mtime >= limit:
+                    continue
+                removed += _discard(self.private, manifest.parent)
         return removed
+
+
+def _prebuilt(root: Root, name: str, key: Key) -> list[str]:
+    """Digests under which a bundle has a kernel, whichever compiler made it."""
+    try:
+        rows = read_index(root.path)
+    except FileNotFoundError:
+        return []
+    except ManifestError as error:
+        warn_once(f"bundle {root.path} is searched without its manifest: {error}")
+        return []
+    return [row["digest"] for row in rows if (row["name"], row["portable"]) == (name, key.portable)]
 
 
 def _discard(root: Root, folder: Path) -> bool:

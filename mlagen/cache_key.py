@@ -11,7 +11,7 @@ from mlagen.spec import Arch
 from mlagen.toolchain import Fingerprint
 
 # Raised when the format of an entry or the meaning of a key part changes.
-SCHEMA = 1
+SCHEMA = 2
 OUTPUTS = ("ptx", "cubin", "log")
 
 
@@ -31,7 +31,7 @@ class Key:
 
     Attributes:
         schema: format of the entry.
-        source: digest of the source text, in which the whole plan is printed.
+        recipe: digest of everything that decides the source text: plan, templates, printing code.
         own: digest of mlagen's headers.
         options: ordered compiler options with symbolic include folders.
         arch: exact architecture, with suffix.
@@ -41,7 +41,7 @@ class Key:
     """
 
     schema: int
-    source: str
+    recipe: str
     own: str
     options: tuple[str, ...]
     arch: str
@@ -52,7 +52,7 @@ class Key:
     def _parts(self) -> dict[str, object]:
         return {
             "schema": self.schema,
-            "source": self.source,
+            "recipe": self.recipe,
             "own": self.own,
             "options": list(self.options),
             "arch": self.arch,
@@ -60,13 +60,15 @@ class Key:
         }
 
     @property
-    def source_digest(self) -> str:
-        """Digest of what mlagen alone decides: the folder name in a folder of prebuilt kernels."""
+    def portable(self) -> str:
+        """Digest of what mlagen alone decides, whichever compiler is used: how a machine without compiler and
+        headers finds a kernel in a bundle.
+        """
         return sha256(canonical(self._parts()).encode())
 
     @property
     def digest(self) -> str | None:
-        """Digest of all parts: the folder name in the private cache; None if it cannot be computed."""
+        """Digest of all parts: the folder name of an entry; None if it cannot be computed."""
         if self.nvrtc is None or self.toolkit is None:
             return None
         return sha256(canonical(self.parts).encode())
@@ -77,11 +79,11 @@ class Key:
         return {**self._parts(), "nvrtc": self.nvrtc, "toolkit": self.toolkit}
 
 
-def make_key(source: str, options: Sequence[str], arch: Arch, own: str, tools: Fingerprint | None) -> Key:
+def make_key(recipe: str, options: Sequence[str], arch: Arch, own: str, tools: Fingerprint | None) -> Key:
     """The key of one compilation.
 
     Args:
-        source: the complete source text.
+        recipe: see `mlagen.recipe`.
         options: ordered symbolic options.
         arch: architecture of the spec.
         own: digest of mlagen's headers, used where there is no toolchain.
@@ -89,7 +91,7 @@ def make_key(source: str, options: Sequence[str], arch: Arch, own: str, tools: F
     """
     return Key(
         schema=SCHEMA,
-        source=sha256(source.encode()),
+        recipe=recipe,
         own=own if tools is None else tools.own,
         options=tuple(options),
         arch=str(arch),
@@ -109,12 +111,12 @@ def key_of_parts(parts: dict[str, object]) -> Key:
         options, outputs = parts["options"], parts["outputs"]
         if not isinstance(options, list) or not isinstance(outputs, list):
             raise ValueError("options and outputs must be lists")
-        texts = {name: parts[name] for name in ("source", "own", "arch", "nvrtc", "toolkit")}
+        texts = {name: parts[name] for name in ("recipe", "own", "arch", "nvrtc", "toolkit")}
         if not isinstance(parts["schema"], int) or not all(isinstance(text, str) for text in texts.values()):
             raise ValueError("a part has the wrong type")
         key = Key(
             schema=parts["schema"],
-            source=str(texts["source"]),
+            recipe=str(texts["recipe"]),
             own=str(texts["own"]),
             options=tuple(map(str, options)),
             arch=str(texts["arch"]),

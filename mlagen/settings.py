@@ -38,6 +38,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _mebibytes(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 256 <= int(text) <= 1 << 20:
+        raise ValueError("a whole number of MiB from 256 to 1048576")
+    return int(text)
+
+
 def _level(text: str) -> str:
     if text.upper() not in _LEVELS:
         raise ValueError(f"one of {', '.join(_LEVELS)}")
@@ -61,7 +67,10 @@ class Settings:
     disable_jit: bool = _row(
         _flag, False, "flag", "never compile: a kernel that is in no cache folder is an error"
     )
-    jobs: int | None = _row(_count, None, "count", "compiler processes of one build; default: all cores")
+    jobs: int | None = _row(
+        _count, None, "count", "compiler processes of one build; default: all cores that memory serves"
+    )
+    worker_memory: int = _row(_mebibytes, 4096, "MiB", "memory that one compiler process may take")
     lineinfo: bool = _row(
         _flag, False, "flag", "put source lines into PTX and cubin for profilers and debuggers", code=True
     )

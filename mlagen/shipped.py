@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from mlagen.errors import SpecError
+from mlagen.model import ModelShape, model_of
 from mlagen.paths import shipped_file
 from mlagen.spec import Arch, DType, KernelSpec, Tuning
 
@@ -19,7 +20,7 @@ class Preset:
     Attributes:
         name: as given on the command line.
         title: models that it serves.
-        heads: query heads of the whole model; a tensor-parallel rank has heads / tp of them.
+        model: its attention, from the values of its config.json.
         tp: tensor-parallel sizes.
         arch: architectures.
         dtype: element type of queries and cache.
@@ -30,7 +31,7 @@ class Preset:
 
     name: str
     title: str
-    heads: int
+    model: ModelShape
     tp: tuple[int, ...]
     arch: tuple[Arch, ...]
     dtype: DType
@@ -56,7 +57,13 @@ class Preset:
             raise SpecError(f"preset {self.name}: arch={arch}; it has {', '.join(map(str, self.arch))}")
         return tuple(
             KernelSpec(
-                target, self.dtype, self.dtype, self.heads // size, self.page_size, self.max_split, group
+                target,
+                self.dtype,
+                self.dtype,
+                self.model.heads_per_rank(size),
+                self.page_size,
+                self.max_split,
+                group,
             )
             for target in arches
             for size in sizes
@@ -76,7 +83,7 @@ def presets() -> dict[str, Preset]:
         name: Preset(
             name=name,
             title=row["title"],
-            heads=row["heads"],
+            model=model_of(row["model"]),
             tp=tuple(row["tp"]),
             arch=tuple(Arch(item) for item in row["arch"]),
             dtype=DType(row["dtype"]),

@@ -6,14 +6,13 @@ system is never used: its headers and its compiler may not fit the others.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from mlagen.errors import ToolchainError
 from mlagen.paths import include_root
@@ -100,6 +99,8 @@ class Fingerprint:
 
 def find(component: Component) -> Found | None:
     """The component, or None if it is not installed."""
+    from importlib import metadata  # takes longer to import than a lookup that knows the packages
+
     try:
         distribution = metadata.distribution(component.distribution)
     except metadata.PackageNotFoundError:
@@ -110,8 +111,10 @@ def find(component: Component) -> Found | None:
     return Found(component, folder, distribution.version, _recorded(distribution, component))
 
 
-def _recorded(distribution: metadata.Distribution, component: Component) -> tuple[str, ...]:
+def _recorded(distribution: Any, component: Component) -> tuple[str, ...]:
     """Files of the component below its prefix, as the installation recorded them; () without a record."""
+    import csv
+
     record = distribution.read_text("RECORD") or ""
     prefix = component.prefix + "/"
     names = (row[0] for row in csv.reader(record.splitlines()) if row)
@@ -211,11 +214,11 @@ def toolkit_digest(toolchain: Toolchain) -> str:
 
 
 def _package_digest(found: Found) -> str:
-    paths = [found.folder / name for name in found.files] or _walk(found)
+    paths = [found.folder / name for name in found.files] or walk(found)
     return _digest_of_files(found.component.key, found.folder, paths)
 
 
-def _walk(found: Found) -> list[Path]:
+def walk(found: Found) -> list[Path]:
     """All files below the folder of a component; a nested component belongs to itself."""
     others = [item.prefix for item in HEADERS if item is not found.component]
     nested = {Path(prefix).name for prefix in others if prefix.startswith(found.component.prefix + "/")}

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import queue
+import resource
 import signal
 import struct
 import subprocess
@@ -22,10 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mlagen.compile import CompileResult, compile_source
+from mlagen import settings
 from mlagen.errors import MlagenError, ToolchainError
+from mlagen.nvrtc import CompileResult, compile_source
 from mlagen.spec import KernelSpec
 
+# What a compilation takes, with room: 200 MiB were seen.
+TYPICAL_MIB = 512
 _LENGTH = struct.Struct("<Q")
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from mlagen.worker import serve; serve()"
 
@@ -55,9 +59,28 @@ def _receive(stream: IO[bytes]) -> object | None:
     return pickle.loads(data) if len(data) == length else None
 
 
+def default_jobs() -> int:
+    """Compiler processes for which this machine has cores and free memory."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return cores
+    return max(1, min(cores, free // TYPICAL_MIB))
+
+
+def _cap_memory() -> None:
+    """The compiler gives up at MLAGEN_WORKER_MEMORY, before the machine has to end some other process."""
+    limit = settings.read().worker_memory * 2**20
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
 def serve() -> None:
     """Body of a worker process. Whatever the compiler prints goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _cap_memory()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while (job := _receive(sys.stdin.buffer)) is not None:
@@ -109,7 +132,8 @@ class Worker:
         code = self._process.wait()
         raise ToolchainError(
             f"{job.spec.name}: the compiler process ended with status {code} and no result. "
-            "A negative status is a signal: -9 means that memory ran out"
+            "A negative status is a signal: -9 means that the machine ran out of memory (fewer --jobs), "
+            "-6 that the compiler reached MLAGEN_WORKER_MEMORY"
         )
 
     @property

@@ -17,6 +17,7 @@ from mlagen.errors import DeviceError, MlagenError
 _COMMANDS = {
     "bench": "mlagen.cli.bench",
     "build": "mlagen.cli.build",
+    "bundle": "mlagen.cli.bundle",
     "cache": "mlagen.cli.cache",
     "doctor": "mlagen.cli.doctor",
     "list": "mlagen.cli.listing",

@@ -41,21 +41,27 @@ def kernel_options(function: _F) -> _F:
 
 
 def chosen(
-    names: Sequence[str], preset_name: str | None, tp: int | None, arch: str | None, shipped: bool
+    names: Sequence[str],
+    preset_name: str | None,
+    tp: int | None,
+    arch: str | None,
+    shipped: bool,
+    more: Sequence[KernelSpec] = (),
 ) -> tuple[KernelSpec, ...]:
-    """The kernels that the options name, each once.
+    """The kernels that the options name, each once; `more` are those that other options named.
 
     Raises:
-        UsageError: no kernel is named, or --tp and --arch without --preset.
+        UsageError: no kernel is named, or --tp and --arch have nothing to choose from.
         SpecError: a name that does not resolve.
     """
-    if preset_name is None and (tp is not None or arch is not None):
+    if preset_name is None and not more and (tp is not None or arch is not None):
         raise click.UsageError("--tp and --arch choose from a preset: add --preset, or give kernel names")
     specs = [resolve(name) for name in names]
     if preset_name is not None:
         specs += preset(preset_name).specs(tp=tp, arch=arch)
     if shipped:
         specs += shipped_specs()
+    specs += more
     if not specs:
         raise click.UsageError(
             "name a kernel, or use --preset or --shipped; `mlagen list` shows what there is"

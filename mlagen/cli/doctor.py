@@ -73,7 +73,7 @@ def _toolchain() -> list[Finding]:
 
 def _compiler() -> Finding:
     """Compiles an empty kernel: the library loads, finds its parts and writes code."""
-    from mlagen.compile import compile_source
+    from mlagen.nvrtc import compile_source
     from mlagen.spec import Arch
 
     try:

@@ -14,7 +14,7 @@ import sandbox
 from mlagen import paths, toolchain
 from mlagen.artifact import order
 from mlagen.cache_key import OUTPUTS, SCHEMA, Key, key_of_parts, make_key
-from mlagen.compile import options
+from mlagen.options import options
 from mlagen.spec import Arch
 from mlagen.toolchain import Fingerprint
 
@@ -23,7 +23,7 @@ TOOLS = Fingerprint(nvrtc="13.0.88", toolkit="a" * 32, own="b" * 64)
 
 def key(**changes: object) -> Key:
     values = dict(
-        source="text", options=options(Arch.SM_90A, lineinfo=False), arch=Arch.SM_90A, own="", tools=TOOLS
+        recipe="text", options=options(Arch.SM_90A, lineinfo=False), arch=Arch.SM_90A, own="", tools=TOOLS
     )
     return make_key(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -31,13 +31,13 @@ def key(**changes: object) -> Key:
 def test_the_same_parts_give_the_same_digests() -> None:
     assert key() == key()
     assert key().digest == key().digest
-    assert key().digest != key().source_digest
+    assert key().digest != key().portable
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"source": "text "}, id="source"),
+        pytest.param({"recipe": "text "}, id="recipe"),
         pytest.param({"options": options(Arch.SM_90A, lineinfo=True)}, id="an option more"),
         pytest.param({"options": options(Arch.SM_90A, lineinfo=False)[::-1]}, id="order of options"),
         pytest.param({"arch": Arch.SM_100A}, id="architecture"),
@@ -56,20 +56,20 @@ def test_schema_and_outputs_change_the_digest() -> None:
 
 
 def test_no_part_runs_into_its_neighbour() -> None:
-    first = replace(key(), options=("ab", "c"), source="1", own="23")
-    second = replace(key(), options=("a", "bc"), source="12", own="3")
+    first = replace(key(), options=("ab", "c"), recipe="1", own="23")
+    second = replace(key(), options=("a", "bc"), recipe="12", own="3")
     assert first.digest != second.digest
-    assert first.source_digest != second.source_digest
+    assert first.portable != second.portable
 
 
 def test_all_architectures_differ() -> None:
     assert len({key(arch=arch, options=options(arch)).digest for arch in Arch}) == len(Arch)
 
 
-def test_without_a_toolchain_there_is_no_full_digest_but_the_source_digest_stays() -> None:
+def test_without_a_toolchain_there_is_no_full_digest_but_the_portable_stays() -> None:
     lone = key(tools=None, own=TOOLS.own)
     assert lone.digest is None
-    assert lone.source_digest == key().source_digest
+    assert lone.portable == key().portable
 
 
 def test_a_key_survives_its_manifest_and_nothing_else_does() -> None:

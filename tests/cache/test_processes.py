@@ -104,7 +104,7 @@ def test_a_cache_of_another_user_is_ignored(tmp_path: Path) -> None:
     override = sandbox.small_kernels(tmp_path / "src")
     env = sandbox.environment(tmp_path / "cache", override)
     assert sandbox.load(env)[0] == 1
-    os.chown(tmp_path / "cache" / "v1", 12345, 12345)
+    os.chown(tmp_path / "cache" / "v2", 12345, 12345)
     process = sandbox.start(sandbox.LOAD, env)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -116,7 +116,7 @@ def test_a_cache_that_others_can_write_to_is_ignored(tmp_path: Path) -> None:
     override = sandbox.small_kernels(tmp_path / "src")
     env = sandbox.environment(tmp_path / "cache", override)
     assert sandbox.load(env)[0] == 1
-    (tmp_path / "cache" / "v1").chmod(0o777)
+    (tmp_path / "cache" / "v2").chmod(0o777)
     assert sandbox.load(env)[0] == 1
 
 
@@ -205,7 +205,7 @@ def test_a_user_script_without_main_guard_can_build_many(tmp_path: Path) -> None
     script.write_text(
         "print('started', flush=True)\nimport mlagen\n"
         "specs = [mlagen.KernelSpec('sm_90a', 'bf16', 'bf16', h, 64, 16, 1) for h in (1, 2, 3)]\n"
-        "print(len(mlagen.build(specs, jobs=2).failed))\n"
+        "print(len(mlagen.compile(specs, jobs=2).failed))\n"
     )
     import mlagen
 

@@ -18,8 +18,8 @@ from mlagen import log
 from mlagen.cache import Cache
 from mlagen.cache_entry import FILES, MANIFEST, Entry
 from mlagen.cache_key import Key, make_key
-from mlagen.compile import options
 from mlagen.errors import CacheError
+from mlagen.options import options
 from mlagen.spec import Arch
 from mlagen.toolchain import Fingerprint
 
@@ -56,13 +56,13 @@ def test_an_entry_comes_back_as_it_was_stored(tmp_path: Path) -> None:
     hit = Cache(tmp_path).lookup(NAME, entry.key)
     assert hit is not None and hit.entry == entry
     assert sorted(path.name for path in hit.folder.iterdir()) == sorted([*FILES, MANIFEST])
-    assert not list((tmp_path / "v1" / "tmp").iterdir())
+    assert not list((tmp_path / "v2" / "tmp").iterdir())
 
 
 def test_entries_are_private(tmp_path: Path) -> None:
     cache, entry = Cache(tmp_path / "new"), make_entry()
     cache.store(entry)
-    for path in (tmp_path / "new" / "v1", *folder_of(cache, entry).iterdir()):
+    for path in (tmp_path / "new" / "v2", *folder_of(cache, entry).iterdir()):
         assert path.stat().st_mode & 0o077 == 0, path
 
 
@@ -102,7 +102,7 @@ def test_any_damage_is_a_miss_logged_once_moved_aside_and_rebuilt(
         assert cache.lookup(NAME, entry.key) is None
     assert len(caplog.records) == 1
     assert "built again" in caplog.records[0].getMessage()
-    assert len(list((tmp_path / "v1" / "quarantine").iterdir())) == 1
+    assert len(list((tmp_path / "v2" / "quarantine").iterdir())) == 1
     assert cache.get_or_build(NAME, entry.key, lambda: entry) == (entry, None)
     hit = cache.lookup(NAME, entry.key)
     assert hit is not None and hit.entry == entry
@@ -158,7 +158,7 @@ def test_left_over_temporary_files_are_never_read_and_removed_when_old(tmp_path:
     cache, entry = Cache(tmp_path), make_entry()
     cache.store(entry)
     place = folder_of(cache, entry)
-    old, new = tmp_path / "v1" / "tmp" / "1-old", tmp_path / "v1" / "tmp" / "2-new"
+    old, new = tmp_path / "v2" / "tmp" / "1-old", tmp_path / "v2" / "tmp" / "2-new"
     shutil.copytree(place, old)
     shutil.move(place, new)
     os.utime(old, (1, 1))
@@ -185,7 +185,7 @@ def test_the_loser_leaves_the_winner_alone(tmp_path: Path) -> None:
     inode = folder_of(cache, entry).stat().st_ino
     assert cache.store(entry)
     assert folder_of(cache, entry).stat().st_ino == inode
-    assert not list((tmp_path / "v1" / "tmp").iterdir())
+    assert not list((tmp_path / "v2" / "tmp").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_tree_that_vanishes_while_storing_is_made_again(
     def vanish_once(self: Path, target: Path) -> Path:
         calls.append(target)
         if len(calls) == 1:
-            shutil.rmtree(tmp_path / "v1")
+            shutil.rmtree(tmp_path / "v2")
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", vanish_once)
@@ -265,7 +265,7 @@ def test_without_locks_the_result_is_the_same(tmp_path: Path, monkeypatch: pytes
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(cache_module.filelock.FileLock, "acquire", refuse)
+    monkeypatch.setattr(cache_module, "exclusive", refuse)
     cache, entry = Cache(tmp_path), make_entry()
     assert cache.get_or_build(NAME, entry.key, lambda: entry)[0] == entry
     assert cache.lookup(NAME, entry.key) is not None
@@ -308,19 +308,23 @@ def test_replace_puts_the_new_entry_in_place(tmp_path: Path) -> None:
     assert hit is not None and hit.entry == again
 
 
-def test_clear_removes_one_kernel_or_all(tmp_path: Path) -> None:
+def test_remove_takes_one_kernel_the_old_ones_or_all(tmp_path: Path) -> None:
     cache, entry = Cache(tmp_path), make_entry()
     other = Entry(NAME.replace("h16", "h8"), make_entry("other").key, make_entry("other").files, {})
     cache.store(entry)
     cache.store(other)
-    assert cache.clear(NAME) == 1
+    assert cache.remove([NAME]) == 1
     assert cache.lookup(NAME, entry.key) is None
     assert cache.lookup(other.name, other.key) is not None
-    assert cache.clear() == 1
+    assert cache.remove(older_than=3600) == 0
+    os.utime(folder_of(cache, other) / MANIFEST, (1, 1))
+    assert cache.remove(older_than=3600) == 1
+    cache.store(other)
+    assert cache.remove() == 1
     assert cache.names() == {}
 
 
-def test_clear_says_what_it_cannot_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_says_what_it_cannot_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, entry = Cache(tmp_path), make_entry()
     cache.store(entry)
 
@@ -329,4 +333,4 @@ def test_clear_says_what_it_cannot_remove(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(CacheError, match=str(folder_of(cache, entry))):
-        cache.clear()
+        cache.remove()

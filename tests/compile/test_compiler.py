@@ -10,8 +10,9 @@ import pytest
 import sandbox
 from machine_code import count, functions
 
-from mlagen.compile import compile_source, options, parse_phases, parse_usage
 from mlagen.errors import CompileError
+from mlagen.nvrtc import compile_source, parse_phases, parse_usage
+from mlagen.options import options
 from mlagen.plan import make_plan
 from mlagen.render import render
 from mlagen.shipped import shipped_specs
@@ -153,7 +154,7 @@ def test_options_are_ordered_and_hold_no_path() -> None:
 def test_one_kernel_takes_at_most_four_seconds_of_cpu_cold(spec: KernelSpec) -> None:
     """Each try in a fresh process; the best counts, since other work on the machine slows all of them."""
     script = (
-        "from mlagen.compile import compile_source\nfrom mlagen.plan import make_plan\n"
+        "from mlagen.nvrtc import compile_source\nfrom mlagen.plan import make_plan\n"
         "from mlagen.render import render\nfrom mlagen.spec import KernelSpec\n"
         f"spec = KernelSpec.from_name({spec.name!r})\n"
         "seconds = compile_source(render(make_plan(spec)), spec.arch, name=spec.name).seconds\n"

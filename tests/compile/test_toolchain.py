@@ -67,7 +67,7 @@ def test_a_toolkit_of_the_system_is_not_used(tmp_path: Path, monkeypatch: pytest
     def missing(name: str) -> Any:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(toolchain.metadata, "distribution", missing)
+    monkeypatch.setattr(metadata, "distribution", missing)
     monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda name: str(tmp_path))
     assert toolchain.find(component) is None
     monkeypatch.syspath_prepend(str(tmp_path.parent))
@@ -80,7 +80,7 @@ def test_a_package_without_records_is_walked_and_gives_the_same_digest() -> None
         found = toolchain.find(component)
         assert found is not None and found.files
         known = {found.folder / name for name in found.files}
-        walked = {path for path in toolchain._walk(found) if path.suffix != ".pyc"}
+        walked = {path for path in toolchain.walk(found) if path.suffix != ".pyc"}
         assert known <= walked, component.distribution
 
 

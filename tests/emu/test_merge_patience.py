@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlagen.casework import Case, draw
-from mlagen.compile import compile_source
+from mlagen.nvrtc import compile_source
 from mlagen.emu.launcher import EmulatorLauncher, EmulatorOptions
 from mlagen.launch_shape import COUNTERS_PER_CTA
 from mlagen.plan import make_plan

@@ -132,8 +132,38 @@ def test_cache_commands(env: dict[str, str], tmp_path: Path) -> None:
     info = as_json(env, "cache", "info")
     assert info["entries"] == 1 and info["bytes"] > 0 and info["private"] == str(tmp_path / "cache")
     assert as_json(env, "cache", "gc") == {"removed": 0}
-    assert as_json(env, "cache", "clear", NAME) == {"removed": 1}
+    (row,) = as_json(env, "cache", "ls")
+    assert row["name"] == NAME and row["bytes"] > 0
+    assert NAME in mlagen(env, "cache", "ls")
+    assert [row["fault"] for row in as_json(env, "cache", "verify")] == [""]
+    kit = str(tmp_path / "kit")
+    assert as_json(env, "cache", "export", kit) == {"added": 1, "kernels": 1}
+    assert as_json(env, "cache", "export", kit, NAME) == {"added": 0, "kernels": 1}
+    assert "not cached" in as_json(env, "cache", "export", kit, "other", status=1)["message"]
+    (cubin,) = (tmp_path / "cache").rglob("kernel.cubin")
+    cubin.write_bytes(b"damaged")
+    assert "kernel.cubin" in as_json(env, "cache", "verify", status=1)[0]["fault"]
+    assert as_json(env, "cache", "gc", NAME) == {"removed": 1}
     assert as_json(env, "cache", "info")["entries"] == 0
+    assert as_json(env, "cache", "import", kit) == {"imported": 1}
+    assert as_json(env, "build", NAME)[0]["status"] == "cached"
+    assert as_json(env, "cache", "gc", "--older-than", "1") == {"removed": 0}
+    assert as_json(env, "cache", "gc", "--all") == {"removed": 1}
+
+
+def test_bundle_commands(env: dict[str, str], tmp_path: Path) -> None:
+    one, two, both = (str(tmp_path / name) for name in ("one", "two", "both"))
+    second = NAME.replace("1sm", "2sm")
+    as_json(env, "build", NAME, "--output", one)
+    as_json(env, "build", NAME, second, "--output", two)
+    assert as_json(env, "bundle", "merge", both, one, two) == {"added": 2, "kernels": 2}
+    listed = as_json(env, "bundle", "ls", both)
+    assert [row["name"] for row in listed["rows"]] == [NAME, second] and listed["faults"] == []
+    assert NAME in mlagen(env, "bundle", "ls", both)
+    made = as_json(env, "bundle", "wheel", both, "--label", "test_set", "--output", str(tmp_path))
+    assert Path(made["wheel"]).stat().st_size == made["bytes"]
+    assert "label" in as_json(env, "bundle", "wheel", both, "--label", "a b", status=1)["message"]
+    assert "not a bundle" in as_json(env, "bundle", "ls", str(tmp_path), status=1)["message"]
 
 
 def test_a_bad_setting_is_named(env: dict[str, str]) -> None:
@@ -142,7 +172,7 @@ def test_a_bad_setting_is_named(env: dict[str, str]) -> None:
 
 def test_help_names_every_command(env: dict[str, str]) -> None:
     text = mlagen(env, "--help")
-    for word in ("bench", "build", "cache", "doctor", "list", "show", "verify"):
+    for word in ("bench", "build", "bundle", "cache", "doctor", "list", "show", "verify"):
         assert word in text
         if word != "bench":
             assert "--help" in mlagen(env, word, "--help")

@@ -63,6 +63,6 @@ def test_presets_filter_by_rank_size_and_architecture() -> None:
 def test_no_preset_divides_heads_unevenly() -> None:
     for item in presets().values():
         for size in item.tp:
-            assert item.heads % size == 0
+            assert item.model.heads % size == 0
         for spec in item.specs():
             make_plan(spec)

@@ -10,24 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlagen import settings, toolchain
+from mlagen import toolchain
 from mlagen.errors import CompileError, ToolchainError
+from mlagen.options import options
 from mlagen.spec import Arch, KernelSpec
-
-# What every kernel is compiled with, besides architecture and include folders. ptxas options stay separate:
-# ptxas refuses them joined by commas.
-_FIXED = (
-    "-std=c++17",
-    "-default-device",
-    "-time=-",
-    "--ptxas-options=-v",
-    # The scorer fills its registers to the last: above level 3 ptxas schedules for more than there are
-    # (CUDA 13.0).
-    "--ptxas-options=--register-usage-level=3",
-    "--ptxas-options=--warn-on-spills",
-    "--ptxas-options=--warn-on-local-memory-usage",
-)
-INCLUDE_ORDER = ("mlagen", "cutlass", "cudart", "cccl", "cccl_parent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +46,7 @@ class CompileResult:
     Attributes:
         ptx: PTX text.
         cubin: machine code for exactly the architecture of the spec.
-        log: the compiler's log.
+        log: the compiler's log without times, so that equal inputs give equal bytes.
         options: ordered options with symbolic include folders.
         functions: one row a function, in the order of the log.
         seconds: times of the phases.
@@ -117,22 +103,6 @@ class CompileResult:
         return min(entries, key=lambda row: len(row.name))
 
 
-def options(arch: Arch, *, lineinfo: bool | None = None) -> tuple[str, ...]:
-    """The ordered options with symbolic include folders (`-I<cutlass>`), as the cache key sees them.
-
-    Args:
-        arch: architecture with its suffix.
-        lineinfo: in place of the setting MLAGEN_LINEINFO.
-    """
-    wanted = settings.read().lineinfo if lineinfo is None else lineinfo
-    return (
-        f"--gpu-architecture={arch}",
-        *_FIXED,
-        *(("-lineinfo",) if wanted else ()),
-        *(f"-I<{name}>" for name in INCLUDE_ORDER),
-    )
-
-
 def _resolve(symbolic: Sequence[str], tools: toolchain.Toolchain) -> list[str]:
     """The options with the real include folders of this installation."""
     folders = {f"-I<{name}>": f"-I{path}" for name, path in tools.includes}
@@ -171,7 +141,8 @@ def compile_source(
         raise CompileError(_failure(name, chosen, log), spec=spec, options=chosen, log=log)
     if toolchain.fingerprint(tools) != before:
         raise ToolchainError(f"{name}: headers changed while the kernel was compiled; compile again")
-    return CompileResult(ptx, cubin, log, chosen, parse_usage(log), parse_phases(log, cpu), before)
+    usage, phases = parse_usage(log), parse_phases(log, cpu)
+    return CompileResult(ptx, cubin, without_times(log), chosen, usage, phases, before)
 
 
 def _failure(name: str, chosen: Sequence[str], log: str) -> str:
@@ -276,3 +247,13 @@ def parse_phases(log: str, cpu: float) -> PhaseSeconds:
         ptxas=round(share * table.get("PTX Translation", 0.0), 3),
         cpu=round(cpu, 3),
     )
+
+
+def without_times(log: str) -> str:
+    """The log without its lines about time."""
+    kept = [
+        line
+        for line in log.splitlines()
+        if "Compile time =" not in line and "phase name, metric" not in line and not line.endswith(", ms")
+    ]
+    return "\n".join(kept).rstrip() + "\n"
