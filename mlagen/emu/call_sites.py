@@ -31,7 +31,7 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """The source line without its comment; empty when the file is not there."""
+        """The source line with single spaces; empty when the file is not there."""
         lines = _source_lines(self.file)
         return lines[self.line - 1] if self.line <= len(lines) else ""
 
@@ -42,7 +42,7 @@ def _source_lines(file: str) -> tuple[str, ...]:
         text = Path(file).read_text()
     except (OSError, UnicodeDecodeError):
         return ()
-    return tuple(" ".join(line.split("//")[0].split()) for line in text.splitlines())
+    return tuple(" ".join(line.split()) for line in text.splitlines())
 
 
 def plain_name(mangled: str) -> str:

@@ -42,7 +42,7 @@ class CtaShadow:
     """
 
     def __init__(self, shared_size: int) -> None:
-        self.shared = Shadow(-(-shared_size // 4))
+        self.shared = Shadow(-(-shared_size // 4), readers=32)
         self.tmem: Shadow | None = None
         self.dirty_writer = np.zeros(-(-shared_size // 4), np.int32)
         self.dirty_time = np.zeros(-(-shared_size // 4), np.int32)

@@ -143,13 +143,13 @@ class Shadow:
     reads only the last one is known to the lane.
     """
 
-    def __init__(self, granules: int) -> None:
+    def __init__(self, granules: int, readers: int = 4) -> None:
         self.granules = granules
         self.writer: npt.NDArray[np.int32] = np.zeros(granules, np.int32)
         self.written: npt.NDArray[np.int32] = np.zeros(granules, np.int32)
         self.columns: dict[int, int] = {}
-        self.readers: npt.NDArray[np.int32] = np.zeros((4,), np.int32)
-        self.reads: npt.NDArray[np.int32] = np.zeros((4, granules), np.int32)
+        self.readers: npt.NDArray[np.int32] = np.zeros(readers, np.int32)
+        self.reads: npt.NDArray[np.int32] = np.zeros((readers, granules), np.int32)
         self.lane: npt.NDArray[np.int8] = np.full(granules, -1, np.int8)
         self.reader: npt.NDArray[np.int32] = np.zeros(granules, np.int32)
         self.read_time: npt.NDArray[np.int32] = np.zeros(granules, np.int32)

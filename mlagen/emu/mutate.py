@@ -127,18 +127,21 @@ def executed_instructions(machine: Machine) -> set[int]:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One way to run a kernel. run(patch) gives the bytes of all results and raises SanitizerError on
-    findings; expected: those of the unchanged kernel.
+    findings; expected: those of the unchanged kernel; executed: the instructions that this one runs.
     """
 
     name: str
     run: Callable[[dict[int, Instruction]], bytes]
     expected: bytes
+    executed: frozenset[int]
 
 
 def try_mutant(function: Function, mutant: Mutant, trials: Iterable[Trial]) -> Verdict:
-    """Run a mutant in each way until something notices."""
+    """Run a mutant in each way that comes to its instruction, until something notices."""
     patch = patch_of(function, mutant)
     for trial in trials:
+        if mutant.pc not in trial.executed:
+            continue
         try:
             result = trial.run(patch)
         except SanitizerError as error:

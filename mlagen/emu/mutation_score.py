@@ -36,7 +36,7 @@ SCHEDULES = (
 )  # fmt: skip
 """The first one runs every case, the others every third, each from another one on."""
 
-MERGING = tuple(f"pause:{seed}" for seed in range(10))
+MERGING = tuple(f"pause:{seed}" for seed in range(6))
 """Schedules for merged pieces: they differ in who arrives last, and in who has gone by then."""
 
 CHECKS = CheckOptions(own_part=True)
@@ -86,7 +86,7 @@ def score_cases(spec: KernelSpec) -> list[ScoreCase]:
         if group == 2 or one is None:
             add("two tiles, three pieces", two, (200,), 3, splits=3)
         add("merging", one or two, (140,), 3, MERGING, splits=3)
-    add("two work lists", two if group == 2 else one or two, (70, *(0,) * 33, 260), 1)
+    add("two work lists", two if group == 2 else one or two, (70, *(0,) * 33, 200), 1)
     add("three tiles, balanced", three, (200, 70), 2)
     add("ring three times around", one or two, (64 * 8 * group + 5, 130 * group), 1)
     return found
@@ -103,12 +103,14 @@ def _tokens(spec: KernelSpec, tiles: int) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an instruction comes from. function: the kernel's function that it is in or that calls the
-    wrapper of the instruction; text: the source line there; callers: all functions, innermost first.
+    wrapper of the instruction; text: the source line there; callers: all functions, innermost first; lines:
+    the source lines of all of them.
     """
 
     function: str
     text: str
     callers: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 def place_of(frames: Sequence[Frame]) -> Place:
@@ -116,39 +118,45 @@ def place_of(frames: Sequence[Frame]) -> Place:
     own = [f for f in frames if "/arch/" not in f.file] or list(frames)
     if not own:
         return Place("", "", ())
-    return Place(own[0].function, own[0].text, tuple(f.function for f in frames))
+    callers, lines = tuple(f.function for f in frames), tuple(f.text for f in frames)
+    return Place(own[0].function, own[0].text, callers, lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
     """A row of the table of equivalent mutants. A mutant belongs to it if its instruction starts with
-    `instruction`, its function and source line are `function` and contain `text`, and all of `callers` are
-    among its callers.
+    `instruction`, its function is `function`, and each of `lines` is part of a source line that it comes
+    from or that calls it (all of the line, if it begins with "="). kernel: part of the kernel's name, for a
+    mutant that is caught elsewhere.
     """
 
     action: str
     instruction: str
     function: str
-    text: str
     reason: str
-    callers: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    kernel: str = ""
 
-    def covers(self, mutant: Mutant, place: Place) -> bool:
-        """Whether a mutant is this one."""
+    def covers(self, mutant: Mutant, place: Place, kernel: str) -> bool:
+        """Whether a mutant of a kernel is this one."""
         return (
             mutant.action == self.action
             and mutant.name.startswith(self.instruction)
             and place.function == self.function
-            and self.text in place.text
-            and set(self.callers) <= set(place.callers)
+            and self.kernel in kernel
+            and all(any(_fits(part, line) for line in place.lines) for part in self.lines)
         )
+
+
+def _fits(part: str, line: str) -> bool:
+    return line == part[1:] if part.startswith("=") else part in line
 
 
 @cache
 def equivalents(path: Path = EQUIVALENTS) -> tuple[Equivalent, ...]:
     """The committed table."""
     rows = tomllib.loads(path.read_text()).get("mutant", [])
-    return tuple(Equivalent(**{**row, "callers": tuple(row.get("callers", ()))}) for row in rows)
+    return tuple(Equivalent(**{**row, "lines": tuple(row.get("lines", ()))}) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +222,24 @@ class KernelScore:
             self._rounds[f"{case.title}, {schedule}"] = launcher.results[-1].machine.rounds
         return _bytes(out) + _bytes(lse), launcher
 
-    def trials(self) -> tuple[list[Trial], set[int]]:
-        """All ways to run the kernel, and what it executes in them.
+    def trials(self) -> list[Trial]:
+        """All ways to run the kernel.
 
         Raises:
             SanitizerError, EmulatorError: the unchanged kernel does not run clean.
         """
         trials: list[Trial] = []
-        executed: set[int] = set()
         for schedule, which in self._order():
             case = self._calls[which][0]
             expected, launcher = self.run(which, schedule, {})
-            executed |= executed_instructions(launcher.results[-1].machine)
+            executed = frozenset(executed_instructions(launcher.results[-1].machine))
             name = f"{case.title}, {schedule}"
 
             def run(patch: dict[int, Instruction], w: int = which, s: str = schedule) -> bytes:
                 return self.run(w, s, patch)[0]
 
-            trials.append(Trial(name, run, expected))
-        return trials, executed
+            trials.append(Trial(name, run, expected, executed))
+        return trials
 
     def _order(self) -> Iterator[tuple[str, int]]:
         """Schedules and cases, as they are tried."""
@@ -251,12 +258,14 @@ class KernelScore:
         """Every mutant, or a fixed random sample of those without a written reason. known: keys of mutants to
         leave out (see `Mutant.key`).
         """
-        trials, executed = self.trials()
+        trials = self.trials()
+        executed = frozenset[int]().union(*(t.executed for t in trials))
         function = load_module(self.text)[1].entry(self.spec.name)
         chains = call_chains(self.text, self.spec.name)
         chosen = mutants(function, executed)
         places = {m: place_of(chains.get(function.instructions[m.pc].line, ())) for m in chosen}
-        reasons = {m: next((e.reason for e in equivalents() if e.covers(m, places[m])), "") for m in chosen}
+        name, table = self.spec.name, equivalents()
+        reasons = {m: next((e.reason for e in table if e.covers(m, places[m], name)), "") for m in chosen}
         if sample is not None:
             open_ones = [m for m in chosen if not reasons[m]]
             chosen = random.Random(seed).sample(open_ones, min(sample, len(open_ones)))

@@ -207,13 +207,13 @@ def order_of_two_warps(schedule: str) -> list[int]:
 LOOP:
   atom.add.relaxed.gpu.global.u32 %r9, [%rd4], 1;
   add.u32 %r10, %r10, 1;
-  setp.lt.u32 %p1, %r10, 200;
+  setp.lt.u32 %p1, %r10, 60;
   @%p1 bra LOOP;
   st.global.u32 [%rd3], %r9;
 """
     out, counter = np.zeros(64, np.uint32), np.zeros(1, np.uint32)
     run(kernel(THREAD + body, [".u64 out", ".u64 in0"]), [out, counter], block=64, schedule=schedule)
-    assert counter[0] == 64 * 200
+    assert counter[0] == 64 * 60
     return [int(out[31]), int(out[63])]
 
 

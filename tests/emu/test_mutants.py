@@ -113,14 +113,16 @@ def test_names_of_functions() -> None:
 
 
 def test_a_row_of_the_table_covers_by_text_and_place() -> None:
-    row = Equivalent("delete", "bar.warp", "receive", "__syncwarp", "reason", ("run_list",))
-    mutant = Mutant(7, "delete", "bar.warp.sync", "")
-    assert row.covers(mutant, Place("receive", "__syncwarp();", ("receive", "run", "run_list")))
-    assert not row.covers(mutant, Place("receive", "__syncwarp();", ("receive", "run")))
-    assert not row.covers(mutant, Place("send", "__syncwarp();", ("send", "run_list")))
-    assert not row.covers(
-        Mutant(7, "relax", "bar.warp.sync", ""), Place("receive", "__syncwarp();", ("run_list",))
+    row = Equivalent("delete", "bar.warp", "receive", "reason", ("__syncwarp", "receive(o"), "_2sm")
+    mutant, place = (
+        Mutant(7, "delete", "bar.warp.sync", ""),
+        Place("receive", "", (), ("__syncwarp();", "receive(o, 1);")),
     )
+    assert row.covers(mutant, place, "k_2sm")
+    assert not row.covers(mutant, place, "k_1sm")
+    assert not row.covers(mutant, Place("send", "", (), place.lines), "k_2sm")
+    assert not row.covers(mutant, Place("receive", "", (), place.lines[:1]), "k_2sm")
+    assert not row.covers(Mutant(7, "relax", "bar.warp.sync", ""), place, "k_2sm")
 
 
 @pytest.mark.slow
@@ -132,7 +134,7 @@ def test_every_row_of_the_table_has_an_instruction_and_a_reason() -> None:
         chains = call_chains(text, spec.name)
         for mutant in mutants(entry, range(len(entry.instructions))):
             place = place_of(chains.get(entry.instructions[mutant.pc].line, ()))
-            found |= {row for row in equivalents() if row.covers(mutant, place)}
+            found |= {row for row in equivalents() if row.covers(mutant, place, spec.name)}
     stale = [row for row in equivalents() if row not in found]
     assert not stale, f"no instruction of {ONE.name} or {PAIR.name} is what these rows name: {stale}"
     assert all(len(row.reason) > 20 for row in equivalents())
