@@ -222,6 +222,7 @@ struct Traits {
   using Element = __nv_bfloat16;  // queries, cache, output and partials
 
   static constexpr int kHeads = 16;  // query heads
+  static constexpr int kTileRows = 64;  // rows of a tile
   static constexpr int kPageSize = 64;  // tokens of a page
   static constexpr int kMaxSplit = 128;  // static bound of the pieces of a row
   static constexpr int kCtaGroup = 1;  // CTAs that share one KV block

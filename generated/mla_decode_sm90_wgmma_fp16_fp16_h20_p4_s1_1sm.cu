@@ -222,6 +222,7 @@ struct Traits {
   using Element = __half;  // queries, cache, output and partials
 
   static constexpr int kHeads = 20;  // query heads
+  static constexpr int kTileRows = 64;  // rows of a tile
   static constexpr int kPageSize = 4;  // tokens of a page
   static constexpr int kMaxSplit = 1;  // static bound of the pieces of a row
   static constexpr int kCtaGroup = 1;  // CTAs that share one KV block

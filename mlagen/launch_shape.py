@@ -1,7 +1,8 @@
 """How the grid of a launch is divided: from rows, CTA group and resident units to teams. Pure integers.
 
-Rows are s_q * h_q packed query heads; a tile has 64 of them. A unit is a CTA (1SM) or a cluster of two CTAs
-on two tiles (2SM). A team is `units_per_team` neighbouring units that walk the same keys at the same time.
+Rows are s_q * h_q packed query heads; a tile has `tile_rows(spec)` of them. A unit is a CTA (1SM) or a cluster
+of two CTAs on two tiles (2SM). A team is `units_per_team` neighbouring units that walk the same keys at the
+same time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mlagen.spec import KernelSpec
+from mlagen.spec import Arch, KernelSpec
 
 TILE_ROWS = 64
 D_LATENT = 512
@@ -47,6 +48,13 @@ class LaunchShape:
         return self.ctas * PARTIALS_PER_CTA * PARTIAL_BYTES
 
 
+def tile_rows(spec: KernelSpec) -> int:
+    """Rows of one tile: 64, or 16 or 32 where a Blackwell GPU takes few heads as columns of its products."""
+    if spec.arch == Arch.SM_90A or spec.cta_group == 2 or spec.h_q > 32:
+        return TILE_ROWS
+    return 16 if spec.h_q <= 16 else 32
+
+
 @lru_cache(maxsize=1024)
 def launch_shape(spec: KernelSpec, s_q: int, resident_units: int) -> LaunchShape:
     """The grid for rows of `s_q` tokens on a GPU that holds `resident_units` units at a time.
@@ -56,7 +64,7 @@ def launch_shape(spec: KernelSpec, s_q: int, resident_units: int) -> LaunchShape
         s_q: query tokens of a row.
         resident_units: multiprocessors (1SM) or clusters that run together (2SM).
     """
-    tiles = -(-s_q * spec.h_q // TILE_ROWS)
+    tiles = -(-s_q * spec.h_q // tile_rows(spec))
     units = -(-tiles // spec.cta_group)
     candidates = range(1, min(MAX_UNITS_PER_TEAM, units, max(resident_units, 1)) + 1)
     # The fewest idle places in the last group; of equals, the larger team.

@@ -97,7 +97,7 @@ def parameters() -> tuple[ParamField, ...]:
     )
 
 
-def tensor_maps(page: int) -> tuple[TensorMapSpec, ...]:
+def tensor_maps(page: int, latent_tiles: int = 4) -> tuple[TensorMapSpec, ...]:
     """Boxes of whole 8-key groups for pages of 8 and more, of one column tile below."""
 
     def dims(tiles: int, box_tiles: int) -> tuple[TensorMapDim, ...]:
@@ -112,7 +112,11 @@ def tensor_maps(page: int) -> tuple[TensorMapSpec, ...]:
 
     return (
         TensorMapSpec(
-            "tma_latent", "latent", dims(8, 4), 128, "256 latent columns of up to 64 keys of a page"
+            "tma_latent",
+            "latent",
+            dims(8, latent_tiles),
+            128,
+            f"{latent_tiles * 64} latent columns of up to 64 keys of a page",
         ),
         TensorMapSpec("tma_rope", "rope", dims(1, 1), 128, "rope columns of up to 64 keys of a page"),
     )

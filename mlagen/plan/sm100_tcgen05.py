@@ -1,20 +1,20 @@
 """Families sm100_tcgen05 and sm103_tcgen05 (Blackwell): tcgen05 products of one or two CTAs.
 
 Rows form (`cta_group` 1): 64 rows by steps of 64 keys, `.ws`. Pair form (`cta_group` 2): 64 rows in each of
-two CTAs by steps of 128 keys. Both have the same roles, ring and tensor-memory map.
+two CTAs by steps of 128 keys. Columns form (`cta_group` 1, up to 32 heads): steps of 128 keys by 16 or 32
+rows, transposed. All have the same roles and barriers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlagen.errors import SpecError
 from mlagen.hardware import limits
-from mlagen.launch_shape import COUNTERS_PER_CTA
+from mlagen.launch_shape import COUNTERS_PER_CTA, tile_rows
 from mlagen.plan.budget import check_named_barriers, check_registers, lay_out_smem, lay_out_tmem
 from mlagen.plan.common import (
     BLOCK_M,
-    BLOCK_N,
     DUTY_BYTES,
     ELEMENT,
     ELEMENT_BYTES,
@@ -55,10 +55,8 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "cta_group": (1, 2),
 }
 
-SLOT_KEYS, SLOT_COLUMNS = 64, 256  # what one slot of the ring holds
-STAGES, SLOTS_PER_STAGE = 2, 2
-QUERY_TILES = 9  # of 64 x 64: 8 latent, 1 rope
-OUTPUT_COLUMNS = LATENT // 2  # of tensor memory: 64 rows are folded into 128 lanes
+QUERY_TILES = 9  # of 64 columns: 8 latent, 1 rope
+FOLD = 2  # 64 rows are folded into 128 lanes of tensor memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +64,25 @@ class Form:
     """Numbers in which the forms differ.
 
     Attributes:
-        pair: two CTAs make one product.
+        rows: rows of a tile.
         step_keys: keys of one softmax step.
         probs_buffers: buffers of P.
+        slots: of the ring.
+        slot_keys, slot_columns: what one of them holds.
+        rope_keys: keys of the rope tile.
+        pair: two CTAs make one product.
+        columns: rows are columns of the products.
     """
 
-    pair: bool
+    rows: int
     step_keys: int
     probs_buffers: int
+    slots: int
+    slot_keys: int
+    slot_columns: int
+    rope_keys: int
+    pair: bool = False
+    columns: bool = False
 
     @property
     def ctas(self) -> int:
@@ -81,13 +90,34 @@ class Form:
         return 2 if self.pair else 1
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of the ring."""
+        return self.slot_keys * self.slot_columns * ELEMENT_BYTES
+
+    @property
     def probs_bytes(self) -> int:
         """Bytes of all buffers of P in one CTA."""
-        return self.probs_buffers * BLOCK_M * self.step_keys * ELEMENT_BYTES
+        return self.probs_buffers * self.rows * self.step_keys * ELEMENT_BYTES
+
+    @property
+    def score_columns(self) -> int:
+        """Columns of tensor memory of one buffer of S."""
+        return self.rows if self.columns else self.step_keys // FOLD
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of tensor memory of O."""
+        return LATENT // 128 * self.rows if self.columns else LATENT // FOLD
 
 
-ROWS = Form(pair=False, step_keys=64, probs_buffers=2)
-PAIR = Form(pair=True, step_keys=128, probs_buffers=1)
+ROWS = Form(64, step_keys=64, probs_buffers=2, slots=4, slot_keys=64, slot_columns=256, rope_keys=64)
+PAIR = Form(
+    64, step_keys=128, probs_buffers=1, slots=4, slot_keys=64, slot_columns=256, rope_keys=64, pair=True
+)
+COLUMNS_OF_16 = Form(
+    16, step_keys=128, probs_buffers=1, slots=5, slot_keys=128, slot_columns=128, rope_keys=128, columns=True
+)
+COLUMNS_OF_32 = replace(COLUMNS_OF_16, rows=32)
 
 
 def form_of(spec: KernelSpec) -> Form:
@@ -97,7 +127,7 @@ def form_of(spec: KernelSpec) -> Form:
         SpecError: two CTAs for heads that fill one.
     """
     if spec.cta_group == 1:
-        return ROWS
+        return {form.rows: form for form in (ROWS, COLUMNS_OF_16, COLUMNS_OF_32)}[tile_rows(spec)]
     if spec.h_q <= BLOCK_M:
         raise SpecError(
             f"{spec.name}: cta_group=2 with h_q={spec.h_q}; a pair of CTAs works on 128 rows, and "
@@ -122,7 +152,7 @@ def make_plan(spec: KernelSpec) -> Plan:
     mbarriers = _mbarriers(form)
     named = _named_barriers()
     check_named_barriers(named, hardware)
-    knobs = f"kv stages ({STAGES}), probs buffers ({form.probs_buffers})"
+    knobs = f"slots of the ring ({form.slots}), probs buffers ({form.probs_buffers})"
     smem, smem_bytes = lay_out_smem(_regions(form), mbarriers, hardware.smem_opt_in, knobs)
     tmem, tmem_columns = lay_out_tmem(_tmem(form), hardware.tmem_columns, knobs)
     params, params_bytes = lay_out_params(parameters())
@@ -139,7 +169,7 @@ def make_plan(spec: KernelSpec) -> Plan:
         smem_limit=hardware.smem_opt_in,
         params=params,
         params_bytes=params_bytes,
-        tensor_maps=tensor_maps(spec.page_size),
+        tensor_maps=tensor_maps(spec.page_size, form.slot_columns // 64),
         launch=Launch(threads, spec.cta_group, smem_bytes, cooperative=True, registers=registers),
         headers=("mlagen/kernels/sm100_tcgen05.cuh",),
         entries=(
@@ -156,10 +186,12 @@ def _constants(
     first = {region.name: region.first_column for region in tmem}
     return (
         Constant("kHeads", spec.h_q, "query heads"),
+        Constant("kTileRows", form.rows, "rows of a tile"),
         Constant("kPageSize", spec.page_size, "tokens of a page"),
         Constant("kMaxSplit", spec.max_split, "static bound of the pieces of a row"),
         Constant("kCtaGroup", spec.cta_group, "CTAs that share one KV block"),
         Constant("kPairForm", int(form.pair), "1: products of two CTAs"),
+        Constant("kColumnsForm", int(form.columns), "1: rows are columns of the products"),
         Constant("kPairSplits", 0, "1: two CTAs split the keys of an odd last tile"),
         Constant("kStepKeys", form.step_keys, "keys of one softmax step"),
         Constant("kTmemColumns", tmem_columns, "columns of tensor memory that a CTA allocates"),
@@ -182,23 +214,29 @@ def _roles() -> tuple[WarpRole, ...]:
 
 
 def _tmem(form: Form) -> tuple[TmemRegion, ...]:
+    if form.columns:
+        output = "O: latent column l in lane l % 128, rows side by side, four times"
+        scores = "S, two buffers: key k in lane k, rows side by side"
+    else:
+        output = "O: row r in lanes r and r + 64, 256 latent columns each"
+        scores = "S, two buffers: half of a step's keys in each half of the lanes"
     return (
-        TmemRegion("output", OUTPUT_COLUMNS, "O: row r in lanes r and r + 64, 256 latent columns each"),
-        TmemRegion("scores", 2 * form.step_keys // 2, "S, two buffers: half of a step's keys in each half"),
+        TmemRegion("output", form.output_columns, output),
+        TmemRegion("scores", 2 * form.score_columns, scores),
     )
 
 
 def _mbarriers(form: Form) -> tuple[Mbarrier, ...]:
     """In the pair form the leader's copy of most barriers counts both CTAs."""
     ctas = form.ctas
-    slot = SLOT_KEYS * SLOT_COLUMNS * ELEMENT_BYTES
-    rope = SLOT_KEYS * ROPE * ELEMENT_BYTES
+    slot = form.slot_bytes
+    rope = form.rope_keys * ROPE * ELEMENT_BYTES
     probs = form.probs_buffers
     rows = [
         Mbarrier("q_full", 1, 2 * ctas, 0, "query", "mma", "Q of an item has landed"),
         Mbarrier("q_empty", 1, 1, 0, "mma", "query", "all Q K^T of the item are done"),
-        Mbarrier("kv_full", STAGES * SLOTS_PER_STAGE, ctas, slot * ctas, "load", "mma", "a slot has landed"),
-        Mbarrier("kv_empty", STAGES * SLOTS_PER_STAGE, 1, 0, "mma", "load", "the slot has been read"),
+        Mbarrier("kv_full", form.slots, ctas, slot * ctas, "load", "mma", "a slot has landed"),
+        Mbarrier("kv_empty", form.slots, 1, 0, "mma", "load", "the slot has been read"),
         Mbarrier("rope_full", 1, ctas, rope * ctas, "load", "mma", "the rope tile has landed"),
         Mbarrier("rope_empty", 1, 1, 0, "mma", "load", "the rope tile has been read"),
         Mbarrier("s_full", 2, 1, 0, "mma", "softmax", "S of a step is complete"),
@@ -209,7 +247,15 @@ def _mbarriers(form: Form) -> tuple[Mbarrier, ...]:
         Mbarrier("probs_empty", probs, 1, 0, "mma", "softmax", "P V of the step has been added to O"),
         Mbarrier("o_full", 1, 1, 0, "mma", "epilogue", "O of an item is complete"),
         Mbarrier("o_empty", 1, 4 * ctas, 0, "epilogue", "mma", "O has been read"),
-        Mbarrier("stats_full", 1, 2, 0, "softmax", "epilogue", "log-sum-exps of an item are written"),
+        Mbarrier(
+            "stats_full",
+            1,
+            1 if form.columns else 2,
+            0,
+            "softmax",
+            "epilogue",
+            "log-sum-exps of an item are written",
+        ),
         Mbarrier("stats_empty", 1, 4, 0, "epilogue", "softmax", "they have been read"),
     ]
     if form.pair:
@@ -230,18 +276,14 @@ def _named_barriers() -> tuple[NamedBarrier, ...]:
 
 
 def _regions(form: Form) -> tuple[SmemRegion, ...]:
-    tile = BLOCK_M * ROPE * ELEMENT_BYTES
-    slot = SLOT_KEYS * SLOT_COLUMNS * ELEMENT_BYTES
+    rope = form.rope_keys * ROPE * ELEMENT_BYTES
+    query = QUERY_TILES * form.rows * 64 * ELEMENT_BYTES
     work = WORK_CAPACITY * WORK_ITEM_BYTES + WORK_LIST_HEAD_BYTES
-    held = "64 keys of 512 columns, or 128 of 256" if form.pair else "a block: keys and values at once"
-    return (
-        SmemRegion(
-            "kv", "unsigned char", STAGES * SLOTS_PER_STAGE * slot, 1, 1024, f"{STAGES} stages: {held}"
-        ),
-        SmemRegion(
-            "rope", "unsigned char", BLOCK_N * ROPE * ELEMENT_BYTES, 1, 1024, "rope columns of a step"
-        ),
-        SmemRegion("q", "unsigned char", QUERY_TILES * tile, 1, 1024, "Q of one item"),
+    held = f"{form.slots} slots of {form.slot_keys} keys x {form.slot_columns} columns"
+    regions = [
+        SmemRegion("kv", "unsigned char", form.slots * form.slot_bytes, 1, 1024, held),
+        SmemRegion("rope", "unsigned char", rope, 1, 1024, "rope columns of a step"),
+        SmemRegion("q", "unsigned char", query, 1, 1024, "Q of one item"),
         SmemRegion("probs", "unsigned char", form.probs_bytes, 1, 1024, f"P, {form.probs_buffers} buffers"),
         SmemRegion("stats", "float2", BLOCK_M, 8, 16, "log-sum-exp and 1 / sum, one item"),
         SmemRegion("row_max", "float", 2 * BLOCK_M, 4, 16, "maxima of half rows, when references move"),
@@ -253,4 +295,9 @@ def _regions(form: Form) -> tuple[SmemRegion, ...]:
         SmemRegion("walk", "mlagen::WalkState", 1, WALK_BYTES, 4, "where the walk over the rows rests"),
         SmemRegion("arrival", "unsigned", 4, 4, 16, "counter values at our arrival, by duty"),
         SmemRegion("tmem", "unsigned", 1, 4, 16, "address of the allocated tensor memory"),
-    )
+    ]
+    if form.columns:
+        regions.append(
+            SmemRegion("turn", "unsigned char", 4096, 1, 16, "O of 32 columns x 16 rows a warp, to be turned")
+        )
+    return tuple(regions)

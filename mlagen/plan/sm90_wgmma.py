@@ -73,6 +73,7 @@ def make_plan(spec: KernelSpec) -> Plan:
         spec=spec,
         constants=(
             Constant("kHeads", spec.h_q, "query heads"),
+            Constant("kTileRows", BLOCK_M, "rows of a tile"),
             Constant("kPageSize", spec.page_size, "tokens of a page"),
             Constant("kMaxSplit", spec.max_split, "static bound of the pieces of a row"),
             Constant("kCtaGroup", spec.cta_group, "CTAs that share one KV block"),

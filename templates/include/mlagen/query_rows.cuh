@@ -11,13 +11,13 @@ struct QueryRows {
   int batch_row, tile;
 
   __device__ __forceinline__ int count() const {
-    return min_of(p.s_q * Traits::kHeads - tile * kBlockM, kBlockM);
+    return min_of(p.s_q * Traits::kHeads - tile * Traits::kTileRows, Traits::kTileRows);
   }
   __device__ __forceinline__ static int token(int tile, int row) {
-    return (tile * kBlockM + row) / Traits::kHeads;
+    return (tile * Traits::kTileRows + row) / Traits::kHeads;
   }
   __device__ __forceinline__ static int head(int tile, int row) {
-    return (tile * kBlockM + row) % Traits::kHeads;
+    return (tile * Traits::kTileRows + row) % Traits::kHeads;
   }
 
   __device__ __forceinline__ Element const* nope(int row) const {

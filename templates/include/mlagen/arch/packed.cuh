@@ -44,6 +44,11 @@ __device__ __forceinline__ void store_shared_16(unsigned address, unsigned a, un
                : "memory");
 }
 
+// The lower 2 bytes to shared memory.
+__device__ __forceinline__ void store_shared_2(unsigned address, unsigned value) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(uint16_t(value)) : "memory");
+}
+
 // Meets `threads` threads at a named barrier and says whether any of them brought true.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
   unsigned any;

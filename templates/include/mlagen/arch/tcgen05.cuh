@@ -190,6 +190,41 @@ __device__ __forceinline__ void multiply(unsigned d, uint64_t a, uint64_t b, uns
   }
 }
 
+// Four products along k, their operands kAStep and kBStep bytes apart; the first one overwrites D
+// unless `accumulate`, the others add.
+#define MLAGEN_FOUR_PRODUCTS(form)                                                              \
+  asm volatile(                                                                                 \
+      "{\n"                                                                                     \
+      ".reg .pred p, q;\n"                                                                      \
+      ".reg .b64 a, b;\n"                                                                       \
+      "setp.ne.b32 p, %4, 0;\n"                                                                 \
+      "setp.eq.b32 q, 0, 0;\n" form                                                             \
+      " [%0], %1, %2, %3, p;\n"                                                                 \
+      "add.s64 a, %1, %5;\n"                                                                    \
+      "add.s64 b, %2, %6;\n" form                                                               \
+      " [%0], a, b, %3, q;\n"                                                                   \
+      "add.s64 a, a, %5;\n"                                                                     \
+      "add.s64 b, b, %6;\n" form                                                                \
+      " [%0], a, b, %3, q;\n"                                                                   \
+      "add.s64 a, a, %5;\n"                                                                     \
+      "add.s64 b, b, %6;\n" form                                                                \
+      " [%0], a, b, %3, q;\n"                                                                   \
+      "}" ::"r"(d),                                                                             \
+      "l"(a), "l"(b), "r"(shape), "r"(unsigned(accumulate)), "n"(kAStep >> 4), "n"(kBStep >> 4) \
+      : "memory")
+template <ProductForm kForm, int kAStep, int kBStep>
+__device__ __forceinline__ void multiply_four(unsigned d, uint64_t a, uint64_t b, unsigned shape,
+                                              bool accumulate) {
+  if constexpr (kForm == ProductForm::kPair) {
+    MLAGEN_FOUR_PRODUCTS("tcgen05.mma.cta_group::2.kind::f16");
+  } else if constexpr (kForm == ProductForm::kFolded) {
+    MLAGEN_FOUR_PRODUCTS("tcgen05.mma.ws.cta_group::1.kind::f16");
+  } else {
+    MLAGEN_FOUR_PRODUCTS("tcgen05.mma.cta_group::1.kind::f16");
+  }
+}
+#undef MLAGEN_FOUR_PRODUCTS
+
 // One arrival when all products issued so far by this thread are done: at the own barrier, or at
 // the same barrier of both CTAs.
 template <bool kPair>

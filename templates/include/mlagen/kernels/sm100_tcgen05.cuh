@@ -1,6 +1,7 @@
 // MLA decode on sm_100a and sm_103a: barrier set-up, tensor memory and role dispatch. One
 // persistent CTA an SM; see docs/kernels/sm100_tcgen05.md.
 #pragma once
+#include "mlagen/roles/sm100/columns_softmax.cuh"
 #include "mlagen/roles/sm100/epilogue.cuh"
 #include "mlagen/roles/sm100/load.cuh"
 #include "mlagen/roles/sm100/mma.cuh"
@@ -9,6 +10,18 @@
 #include "mlagen/work_list.cuh"
 
 namespace mlagen {
+
+// The roles that differ between the forms.
+template <class Traits, bool kColumns>
+struct FormRoles {
+  using SoftmaxRole = Softmax<Traits>;
+  using MmaRole = MultiplyRole<Traits>;
+};
+template <class Traits>
+struct FormRoles<Traits, true> {
+  using SoftmaxRole = ColumnsSoftmax<Traits>;
+  using MmaRole = ColumnsMultiply<Traits>;
+};
 
 template <int kCount>
 __device__ __forceinline__ void init_ring(mbarrier (&ring)[kCount], int arrivals) {
@@ -79,6 +92,7 @@ __device__ __forceinline__ void sm100_tcgen05(typename Traits::Params const& par
   auto& smem = *reinterpret_cast<typename Traits::Smem*>(storage);
   int const warp = __shfl_sync(kFullWarp, int(threadIdx.x / 32), 0);
   constexpr int kGroup = Traits::kPairForm ? 2 : 1;
+  using Roles = FormRoles<Traits, bool(Traits::kColumnsForm)>;
 
   if (Traits::MmaWarps::contains(warp)) tmem_allocate<kGroup>(smem.tmem, Traits::kTmemColumns);
   if (threadIdx.x == 0) {
@@ -95,7 +109,7 @@ __device__ __forceinline__ void sm100_tcgen05(typename Traits::Params const& par
 
   if (Traits::SoftmaxWarps::contains(warp)) {
     take_registers<Traits::SoftmaxWarps::kRegs>();
-    Softmax<Traits> softmax{params, smem, tmem};
+    typename Roles::SoftmaxRole softmax(params, smem, tmem);
     run_lists<Traits, false>(params, smem, softmax);
   } else if (Traits::EpilogueWarps::contains(warp)) {
     take_registers<Traits::EpilogueWarps::kRegs>();
@@ -109,7 +123,7 @@ __device__ __forceinline__ void sm100_tcgen05(typename Traits::Params const& par
   } else {
     give_registers<Traits::MmaWarps::kRegs>();
     if (Traits::MmaWarps::contains(warp)) {
-      MultiplyRole<Traits> mma{smem, tmem};
+      typename Roles::MmaRole mma{smem, tmem};
       run_lists<Traits, false>(params, smem, mma);
     } else if (Traits::LoadWarps::contains(warp)) {
       Load<Traits> load{params, smem, tma_latent, tma_rope};

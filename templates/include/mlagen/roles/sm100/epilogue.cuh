@@ -5,6 +5,7 @@
 #pragma once
 #include "mlagen/arch/global.cuh"
 #include "mlagen/arch/math.cuh"
+#include "mlagen/arch/packed.cuh"
 #include "mlagen/merge.cuh"
 #include "mlagen/roles/sm100/tiles.cuh"
 
@@ -24,6 +25,15 @@ struct OutputRole {
   }
 
   __device__ __forceinline__ void run_item(WorkItem const& work) {
+    if constexpr (Traits::kColumnsForm) {
+      run_columns(work);
+    } else {
+      run_rows(work);
+    }
+    ++items;
+  }
+
+  __device__ __forceinline__ void run_rows(WorkItem const& work) {
     FreshThread const self;
     int const row = self.thread % kBlockM, upper = self.thread / kBlockM;
     mbarrier_wait(smem.stats_full[0], items & 1);
@@ -71,7 +81,77 @@ struct OutputRole {
       meet();
       if (self.thread == 0 && work.tile < p.tiles) announce(work.slot());
     }
-    ++items;
+  }
+
+  // Columns form: lane l of O is a latent column, registers are rows. Each warp turns 32 columns of
+  // 16 rows at a time in its own part of `turn`.
+  __device__ __forceinline__ void run_columns(WorkItem const& work) {
+    using C = Columns<Traits>;
+    constexpr int kRows = C::kRows, kChunks = kRows * 4 / 32;  // 16-byte chunks of a lane
+    FreshThread const self;
+    int const lane = self.lane(), thread = self.thread;
+    QueryRows<Traits> const rows{p, work.row, work.tile};
+    int const count = rows.count(), slot = int(blockIdx.x) * 2 + work.slot();
+    bool const split = work.split();
+    mbarrier_wait(smem.stats_full[0], items & 1);
+    float inverse[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) inverse[r] = smem.stats[r].y;
+    if (thread < count) {
+      float const lse = smem.stats[thread].x;
+      if (split) {
+        __stcg(p.partial_lse + (long long)slot * 2 * kBlockM + thread, lse);
+      } else if (p.lse != nullptr) {
+        *rows.lse(thread) = lse * kLn2;
+      }
+    }
+    __syncwarp();
+    if (elect_lane()) mbarrier_arrive(smem.stats_empty[0]);
+    Element* to[kChunks];  // of this lane's rows lane / 4 + 8 i
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      int const row = lane / 4 + 8 * i;
+      to[i] = split ? static_cast<Element*>(p.partial_out) + (long long)slot * (kBlockM * kLatent) +
+                          row * kLatent
+                    : rows.out(row < count ? row : 0);
+      to[i] += self.warp() * 32 + lane % 4 * 8;
+    }
+    unsigned const turn = smem_address(smem.turn) + self.warp() * 1024;
+    mbarrier_wait(smem.o_full[0], items & 1);  // all P V of the item are done
+    tmem_fence_after();
+    unsigned const from = tmem + (unsigned(self.warp() * 32) << 16) + Traits::kTmemOutput;
+#pragma unroll
+    for (int piece = 0; piece < C::kPieces; ++piece) {
+      float v[kRows];
+      tmem_load(from + piece * kRows, v);
+      tmem_wait_load(v);
+#pragma unroll
+      for (int first = 0; first < kRows; first += 16) {
+        __syncwarp();  // the part has been read
+#pragma unroll
+        for (int r = 0; r < 16; r += 2) {
+          unsigned const pair = pack<Element>(v[first + r] * inverse[first + r],
+                                              v[first + r + 1] * inverse[first + r + 1]);
+          store_shared_2(turn + r * 64 + lane * 2, pair & 0xffff);
+          store_shared_2(turn + r * 64 + 64 + lane * 2, pair >> 16);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint4 const chunk = load_shared_16(turn + lane * 16 + i * 512);
+          int const row = first + lane / 4 + 8 * i;
+          if (row < count) __stcg(reinterpret_cast<uint4*>(to[first / 8 + i] + piece * 128), chunk);
+        }
+      }
+    }
+    tmem_fence_before();
+    __syncwarp();
+    if (elect_lane()) mbarrier_arrive(smem.o_empty[0]);
+    __syncwarp();
+    if (split) {
+      meet();
+      if (thread == 0) announce(work.slot());
+    }
   }
 
   // An item without keys: zeros and -inf.

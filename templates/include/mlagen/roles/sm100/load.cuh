@@ -40,9 +40,9 @@ struct Load {
   typename Traits::Smem& smem;
   TensorMap const& tma_latent;
   TensorMap const& tma_rope;
-  unsigned stages = 0;  // stages of the ring filled so far
-  unsigned steps = 0;   // rope tiles so far
-  unsigned tails = 0;   // ragged ends so far (pair form)
+  unsigned stages = 0;                        // stages of the ring filled so far
+  unsigned steps = 0;                         // rope tiles so far
+  typename Columns<Traits>::Cursor cursor{};  // next slot (columns form)
 
   __device__ __forceinline__ void find(WorkItem const& work, int step, Step& to) const {
     int const* const table = p.block_table + (long long)work.row * p.block_table_stride;
@@ -113,8 +113,8 @@ struct Load {
   }
 
   __device__ __forceinline__ void fetch_keys(Step const& step) {
-    int const rank = kPair ? cluster_rank() : 0;
-    Block const& own = kPair ? step.block[rank == 0 ? 0 : T::kStepBlocks - 1] : step.block[0];
+    Block own = step.block[0];
+    if (kPair && cluster_rank() == 1) own = step.block[T::kStepBlocks - 1];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const index = next_slot(half);
@@ -152,20 +152,51 @@ struct Load {
     ++stages;
   }
 
+  // Columns form: a step in four slots of 128 columns, the same bytes keys and values.
+  __device__ __forceinline__ void fetch_columns(Step const& step) {
+    using C = Columns<Traits>;
+    Block const &low = step.block[0], &high = step.block[T::kStepBlocks - 1];
+#pragma unroll 1
+    for (int piece = 0; piece < C::kPieces; ++piece, cursor.advance()) {
+      mbarrier& full = smem.kv_full[cursor.index];
+      // Wait: P V has read the slot. First use: parity 1 of a fresh barrier passes.
+      mbarrier_wait(smem.kv_empty[cursor.index], cursor.parity ^ 1);
+      expect(full, low.bytes(128) + high.bytes(128));
+      unsigned const to = smem_address(smem.kv) + cursor.index * C::kSlotBytes;
+      fetch<2>(tma_latent, smem_address(&full), to, piece * 2, low);
+      fetch<2>(tma_latent, smem_address(&full), to + C::kSlotBytes / 2, piece * 2, high);
+      __syncwarp();
+    }
+    mbarrier_wait(smem.rope_empty[0], (steps & 1) ^ 1);
+    expect(smem.rope_full[0], low.bytes(64) + high.bytes(64));
+    unsigned const full = smem_address(&smem.rope_full[0]);
+    fetch<1>(tma_rope, full, smem_address(smem.rope), 0, low);
+    fetch<1>(tma_rope, full, smem_address(smem.rope) + kTileBytes, 0, high);
+    __syncwarp();
+    ++steps;
+  }
+  __device__ __forceinline__ void fetch_step(Step const& step) {
+    if constexpr (Traits::kColumnsForm) {
+      fetch_columns(step);
+    } else {
+      fetch_keys(step);
+    }
+  }
+
   __device__ __forceinline__ void run_list() {
     for (int item = 0; item < smem.work[0].count; ++item) {
-      WorkItem const& work = smem.work[0].item[item];
+      WorkItem const work = smem.work[0].item[item];
       int const steps = T::steps(work);
       if (steps == 0) continue;
       Step now, next;
       find(work, 0, now);
-      fetch_keys(now);
+      fetch_step(now);
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         bool const more = step + 1 < steps;
         if (more) {
           find(work, step + 1, next);
-          fetch_keys(next);
+          fetch_step(next);
         }
         if constexpr (kPair) fetch_values(now);
         now = next;

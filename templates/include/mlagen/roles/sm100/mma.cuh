@@ -42,33 +42,20 @@ struct MultiplyRole {
           operand_descriptor(smem_address(smem.kv) + index * kHalfBytes, 16, kGroupBytes);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          multiply<T::kForm>(s, query + desc_offset((half * 4 + t) * kTileBytes + k * kStep),
-                             keys + desc_offset(t * kAtomBytes + k * kStep), T::kScoreShape,
-                             half + t + k > 0);
-        }
+        multiply_four<T::kForm, kStep, kStep>(s, query + desc_offset((half * 4 + t) * kTileBytes),
+                                              keys + desc_offset(t * kAtomBytes), T::kScoreShape,
+                                              half + t > 0);
       }
       if constexpr (kPair) commit<kPair>(smem.kv_empty[index]);
     }
     ++stages;
     mbarrier_wait(smem.rope_full[0], scored & 1);
     uint64_t const rope = operand_descriptor(smem_address(smem.rope), 16, kAtomBytes);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      multiply<T::kForm>(s, query + desc_offset(8 * kTileBytes + k * kStep),
-                         rope + desc_offset(k * kStep), T::kScoreShape, true);
-    }
+    multiply_four<T::kForm, kStep, kStep>(s, query + desc_offset(8 * kTileBytes), rope,
+                                          T::kScoreShape, true);
     commit<kPair>(smem.rope_empty[0]);
     commit<kPair>(smem.s_full[buffer]);
     ++scored;
-  }
-
-  // 16 keys: 256 columns of O a product, two of them.
-  __device__ __forceinline__ void add_keys(uint64_t probs, uint64_t values, int piece,
-                                           bool add) const {
-    multiply<T::kForm>(tmem + Traits::kTmemOutput + piece * 128, probs, values, T::kOutputShape,
-                       add);
   }
 
   // `keys`: of the step that the row has; products of 16 keys past them are left out.
@@ -94,20 +81,25 @@ struct MultiplyRole {
       if (half == 0) tmem_fence_after();
       unsigned const slot = smem_address(smem.kv) + index * kHalfBytes;
       uint64_t const v = operand_descriptor(slot, kAtomBytes, kGroupBytes);
+      // Pair form: 64 keys of the step, in two pieces of 2 x 128 columns. Rows form: all of its
+      // keys, 256 columns.
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if constexpr (kPair) {
-          if (kRagged && half * 64 + k * 16 >= keys) continue;
-#pragma unroll
-          for (int piece = 0; piece < 2; ++piece) {
-            add_keys(probs + desc_offset(half * kTileBytes + k * kStep),
-                     v + desc_offset(piece * 2 * kAtomBytes + k * kValueStep), piece,
-                     !first || half + k > 0);
-          }
+      for (int i = 0; i < (kPair ? 2 : 1); ++i) {
+        int const piece = kPair ? i : half, first_key = kPair ? half * 64 : 0;
+        unsigned const o = tmem + Traits::kTmemOutput + piece * 128;
+        uint64_t const a = probs + desc_offset(kPair ? half * kTileBytes : 0);
+        uint64_t const b = v + desc_offset(kPair ? piece * 2 * kAtomBytes : 0);
+        bool const overwrites = first && (!kPair || half == 0);
+        if constexpr (!kRagged) {
+          multiply_four<T::kForm, kStep, kValueStep>(o, a, b, T::kOutputShape, !overwrites);
         } else {
-          if (kRagged && k * 16 >= keys) continue;
-          add_keys(probs + desc_offset(k * kStep), v + desc_offset(k * kValueStep), half,
-                   !first || k > 0);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            if (first_key + k * 16 < keys) {
+              multiply<T::kForm>(o, a + desc_offset(k * kStep), b + desc_offset(k * kValueStep),
+                                 T::kOutputShape, !overwrites || k > 0);
+            }
+          }
         }
       }
       commit<kPair>(smem.kv_empty[index]);
@@ -119,7 +111,7 @@ struct MultiplyRole {
     }
   }
 
-  __device__ __forceinline__ void run_item(WorkItem const& work) {
+  __device__ __forceinline__ void run_item(WorkItem work) {
     int const steps = T::steps(work);
     if (steps == 0) return;
     mbarrier_wait(smem.q_full[0], items & 1);
@@ -138,6 +130,105 @@ struct MultiplyRole {
   }
   __device__ __forceinline__ void run_list() {
     if (T::leads() && elect_lane()) {
+      for (int item = 0; item < smem.work[0].count; ++item) run_item(smem.work[0].item[item]);
+    }
+    __syncwarp();
+  }
+};
+
+// The same in the columns form: S = K Q^T, O += V^T P^T. A whole step nearly fills the ring, so its
+// products come one after the other; memory goes on in the slots that P V leaves.
+template <class Traits>
+struct ColumnsMultiply {
+  using T = Tiles<Traits>;
+  using C = Columns<Traits>;
+  static constexpr ProductForm kForm = ProductForm::kOne;
+  static constexpr int kValueStep16 = 2 * C::kKeyGroupBytes;   // 16 keys of V
+  static constexpr int kProbsStep16 = 16 * C::kProbsRowBytes;  // 16 keys of P
+  typename Traits::Smem& smem;
+  unsigned tmem;
+  typename C::Cursor keys_at{}, values_at{};
+  unsigned steps = 0, items = 0;
+
+  __device__ __forceinline__ unsigned slot(int index) const {
+    return smem_address(smem.kv) + index * C::kSlotBytes;
+  }
+
+  __device__ __forceinline__ void score() {
+    int const buffer = int(steps & 1);
+    // Wait: the softmax warps have read this buffer. First uses: parity 1 of a fresh barrier
+    // passes.
+    mbarrier_wait(smem.s_empty[buffer], ((steps >> 1) & 1) ^ 1);
+    tmem_fence_after();
+    unsigned const s = tmem + Traits::kTmemScores + buffer * C::kRows;
+    uint64_t const query = operand_descriptor(smem_address(smem.q), 16, kAtomBytes);
+#pragma unroll
+    for (int piece = 0; piece < C::kPieces; ++piece, keys_at.advance()) {
+      mbarrier_wait(smem.kv_full[keys_at.index], keys_at.parity);
+      uint64_t const keys = operand_descriptor(slot(keys_at.index), 16, C::kKeyGroupBytes);
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        multiply_four<kForm, kStep, kStep>(
+            s, keys + desc_offset(t * kAtomBytes),
+            query + desc_offset((piece * 2 + t) * T::kQueryTileBytes), C::kScoreShape,
+            piece + t > 0);
+      }
+    }
+    mbarrier_wait(smem.rope_full[0], steps & 1);
+    uint64_t const rope = operand_descriptor(smem_address(smem.rope), 16, kAtomBytes);
+    multiply_four<kForm, kStep, kStep>(s, rope, query + desc_offset(8 * T::kQueryTileBytes),
+                                       C::kScoreShape, true);
+    commit<false>(smem.rope_empty[0]);
+    commit<false>(smem.s_full[buffer]);
+  }
+
+  // `keys`: of the step that the row has; products of 16 keys past them are left out.
+  __device__ __forceinline__ void add(int keys, bool first) {
+    mbarrier_wait(smem.probs_full[0], steps & 1);
+    tmem_fence_after();
+    uint64_t const probs =
+        operand_descriptor(smem_address(smem.probs), 16, 8 * C::kProbsRowBytes, C::kProbsRowBytes);
+#pragma unroll
+    for (int piece = 0; piece < C::kPieces; ++piece, values_at.advance()) {
+      uint64_t const values =
+          operand_descriptor(slot(values_at.index), kAtomBytes, C::kKeyGroupBytes);
+      unsigned const o = tmem + Traits::kTmemOutput + piece * C::kRows;
+      if (keys == T::kStepKeys) {
+#pragma unroll
+        for (int k = 0; k < 8; k += 4) {
+          multiply_four<kForm, kValueStep16, kProbsStep16>(
+              o, values + desc_offset(k * kValueStep16), probs + desc_offset(k * kProbsStep16),
+              C::kOutputShape, !first || k > 0);
+        }
+      } else {
+#pragma unroll 1
+        for (int k = 0; k * 16 < keys; ++k) {
+          multiply<kForm>(o, values + desc_offset(k * kValueStep16),
+                          probs + desc_offset(k * kProbsStep16), C::kOutputShape, !first || k > 0);
+        }
+      }
+      commit<false>(smem.kv_empty[values_at.index]);
+    }
+    commit<false>(smem.probs_empty[0]);
+  }
+
+  __device__ __forceinline__ void run_item(WorkItem work) {
+    int const count = T::steps(work);
+    if (count == 0) return;
+    mbarrier_wait(smem.q_full[0], items & 1);
+#pragma unroll 1
+    for (int step = 0; step < count; ++step, ++steps) {
+      score();
+      if (step + 1 == count) commit<false>(smem.q_empty[0]);
+      // Wait: the epilogue has read O of the item before. First use: parity 1 of a fresh barrier.
+      if (step == 0) mbarrier_wait(smem.o_empty[0], (items & 1) ^ 1);
+      add(T::keys(work, step), step == 0);
+    }
+    commit<false>(smem.o_full[0]);
+    ++items;
+  }
+  __device__ __forceinline__ void run_list() {
+    if (elect_lane()) {
       for (int item = 0; item < smem.work[0].count; ++item) run_item(smem.work[0].item[item]);
     }
     __syncwarp();

@@ -1,4 +1,4 @@
-// Role query (2 warps): Q of an item to shared memory, as nine 64 x 64 K-major tiles. Waits
+// Role query (2 warps): Q of an item to shared memory, as nine K-major tiles of 64 columns. Waits
 // q_empty, produces q_full.
 #pragma once
 #include "mlagen/arch/cp_async.cuh"
@@ -19,21 +19,21 @@ struct Query {
     unsigned const base = smem_address(smem.q);
     // Rows past the tile's end are zero.
 #pragma unroll 2
-    for (int row = warp; row < kBlockM; row += Traits::QueryWarps::kWarps) {
+    for (int row = warp; row < Traits::kTileRows; row += Traits::QueryWarps::kWarps) {
       bool const valid = row < count;
       auto const* const from = rows.nope(valid ? row : 0) + lane * 8;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         int const chunk = lane + 32 * i;
-        cp_async_16(base + chunk / 8 * kTileBytes + tile_chunk(row, chunk % 8), from + i * 256,
-                    valid);
+        cp_async_16(base + chunk / 8 * Tiles<Traits>::kQueryTileBytes + tile_chunk(row, chunk % 8),
+                    from + i * 256, valid);
       }
     }
 #pragma unroll 2
-    for (int first = warp * 4; first < kBlockM; first += 4 * Traits::QueryWarps::kWarps) {
+    for (int first = warp * 4; first < Traits::kTileRows; first += 4 * Traits::QueryWarps::kWarps) {
       int const row = first + lane / 8;
       bool const valid = row < count;
-      cp_async_16(base + 8 * kTileBytes + tile_chunk(row, lane % 8),
+      cp_async_16(base + 8 * Tiles<Traits>::kQueryTileBytes + tile_chunk(row, lane % 8),
                   rows.pe(valid ? row : 0) + lane % 8 * 8, valid);
     }
     cp_async_wait_all();

@@ -24,8 +24,13 @@ struct Softmax {
   typename Traits::Smem& smem;
   unsigned tmem;
 
+  unsigned probs_row;  // shared address of the thread's first chunk of P
   float reference, sum;
   unsigned steps = 0, items = 0, tails = 0;
+
+  __device__ __forceinline__ Softmax(typename Traits::Params const& params,
+                                     typename Traits::Smem& storage, unsigned address)
+      : p(params), smem(storage), tmem(address) {}
 
   __device__ __forceinline__ static int thread() { return int(threadIdx.x); }
   __device__ __forceinline__ static int row() { return thread() % kBlockM; }
@@ -147,15 +152,13 @@ struct Softmax {
 
   __device__ __forceinline__ void store_probs(unsigned const (&packed)[kKeys / 2]) const {
     int const buffer = int(steps % Traits::kProbsFullStages);
-    int const r = row(), first = upper() * kKeys / 8;  // 16-byte chunk of the row
-    unsigned const tile = smem_address(smem.probs) + buffer * T::kProbsBytes +
-                          (kPair ? upper() * kTileBytes : 0) + r * 128;
+    unsigned const to = probs_row + buffer * T::kProbsBytes;
     // Wait: P V has read the buffer. First uses: parity 1 of a fresh barrier passes.
     mbarrier_wait(smem.probs_empty[buffer], ((steps / Traits::kProbsFullStages) & 1) ^ 1);
 #pragma unroll
     for (int c = 0; c < kKeys / 8; ++c) {
-      store_shared_16(tile + ((((kPair ? 0 : first) + c) ^ (r & 7)) * 16), packed[4 * c],
-                      packed[4 * c + 1], packed[4 * c + 2], packed[4 * c + 3]);
+      store_shared_16(to ^ (c * 16), packed[4 * c], packed[4 * c + 1], packed[4 * c + 2],
+                      packed[4 * c + 3]);
     }
   }
 
@@ -228,8 +231,11 @@ struct Softmax {
   }
 
   __device__ __forceinline__ void run_list() {
+    int const first = kPair ? 0 : upper() * (kKeys / 8);  // 16-byte chunk of the row
+    probs_row =
+        smem_address(smem.probs) + (kPair ? upper() * kTileBytes : 0) + tile_chunk(row(), first);
     for (int item = 0; item < smem.work[0].count; ++item) {
-      WorkItem const& work = smem.work[0].item[item];
+      WorkItem const work = smem.work[0].item[item];
       int const count = T::steps(work);
       if (count == 0) continue;
       reference = kNoReference;

@@ -5,6 +5,10 @@
 // keys, of which each CTA holds 64 as keys and 256 latent columns as values. Both put row r into
 // lanes r and r + 64: the lower half of an accumulator's columns into the lower lanes, the upper
 // half into the upper ones.
+//
+// Columns form (one CTA, few heads): 128 keys by 16 or 32 rows of Q, all transposed. Key k of a
+// step is lane k of S, latent column l is lane l % 128 of O, rows are columns: nothing is padded
+// to 64.
 #pragma once
 #include "mlagen/arch/cluster.cuh"
 #include "mlagen/arch/tcgen05.cuh"
@@ -24,9 +28,9 @@ struct Tiles {
   static constexpr bool kPair = Traits::kPairForm;
   static constexpr int kStepKeys = Traits::kStepKeys;      // keys of one softmax step
   static constexpr int kStepBlocks = kStepKeys / kBlockN;  // blocks of the schedule in it
-  static constexpr int kSlots = 2;                         // 32 KB slots of a stage of the ring
   static constexpr int kProbsBytes = kStepKeys / 64 * kTileBytes;
   static constexpr int kScoreColumns = kStepKeys / 2;  // of tensor memory
+  static constexpr int kQueryTileBytes = Traits::kTileRows * 128;
   static constexpr ProductForm kForm = kPair ? ProductForm::kPair : ProductForm::kFolded;
   static constexpr int kM = kPair ? 128 : 64;
   static constexpr unsigned kScoreShape =
@@ -60,6 +64,30 @@ struct Tiles {
       mbarrier_arrive(barrier);
     }
   }
+};
+
+// Columns form: slots of 128 keys x 128 latent columns, groups of 8 keys 2 KB apart.
+template <class Traits>
+struct Columns {
+  static constexpr int kRows = Traits::kTileRows;       // 16 or 32
+  static constexpr int kSlots = Traits::kKvFullStages;  // of the ring
+  static constexpr int kPieces = kLatent / 128;         // slots of a step, accumulators of O
+  static constexpr int kSlotBytes = 128 * 128 * 2;
+  static constexpr int kKeyGroupBytes = 2 * kAtomBytes;
+  static constexpr int kProbsRowBytes = 2 * kRows;  // a key's P: one row of a swizzle atom as wide
+  static constexpr unsigned kScoreShape =
+      product_descriptor<typename Traits::Element>(128, kRows, false, false);
+  static constexpr unsigned kOutputShape =
+      product_descriptor<typename Traits::Element>(128, kRows, true, true);
+
+  // A place in the ring.
+  struct Cursor {
+    int index = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void advance() {
+      if (++index == kSlots) index = 0, parity ^= 1;
+    }
+  };
 };
 
 }  // namespace mlagen
