@@ -13,6 +13,7 @@
 // Whoever comes second puts the flag back to 0, for the next launch.
 #pragma once
 #include "mlagen/arch/cluster.cuh"
+#include "mlagen/arch/cp_async.cuh"
 #include "mlagen/arch/global.cuh"
 #include "mlagen/arch/math.cuh"
 #include "mlagen/kv/tile_layout.cuh"
@@ -40,10 +41,18 @@ struct Merge {
   enum Flag : unsigned { kDone = 1, kSeen = 2, kLeft = 3 };
   enum Verdict : unsigned { kNotOurs, kOurs, kLastOne };
 
-  // Scratch in the warpgroup's own half of the (now idle) kv ring: for each piece its partial slot
-  // and whether its slice was left to us; then the weights.
+  // Scratch in the (now idle) kv ring, of which two warpgroups each use their own halves of the
+  // stages: the chunks of all pieces, up to max_split more than a tile has; for each piece its
+  // partial slot and whether its slice was left to us; the weights.
+  static constexpr bool kHalves = kColumns == kHalf;
+  static constexpr int kTables = kHalves ? kStageBytes + kHalfBytes / 2 : 3 * kHalfBytes;
+  __device__ __forceinline__ unsigned chunk_address(int i) const {
+    constexpr int kInHalf = kHalfBytes / 16;
+    int const stage = kHalves ? i / kInHalf : 0;
+    return smem_address(smem.kv) + half * kHalfBytes + stage * (kStageBytes - kHalfBytes) + i * 16;
+  }
   __device__ __forceinline__ int* slots() const {
-    return reinterpret_cast<int*>(smem.kv + half * kHalfBytes);
+    return reinterpret_cast<int*>(smem.kv + kTables + half * kHalfBytes);
   }
   __device__ __forceinline__ int* left() const { return slots() + Traits::kMaxSplit; }
   __device__ __forceinline__ float* weights() const {
@@ -106,6 +115,8 @@ struct Merge {
     QueryRows<Traits> const rows{p, duty.row, duty.tile};
     int const all = rows.count() * kChunks;
     int const begin = slice * all / duty.pieces, end = (slice + 1) * all / duty.pieces;
+    if (begin == end) return;
+    gather(duty.pieces, begin, end);
     find_weights(duty.pieces, begin, end, rows);
     group_sync();
     add_up(duty.pieces, begin, end, rows);
@@ -124,68 +135,96 @@ struct Merge {
     }
   }
 
-  // One warp a row: what each piece counts for, and the row's log-sum-exp by the warpgroup that
-  // holds its first chunk.
+  // Chunks [begin, end) of all pieces, and the log-sum-exps of their rows, to shared memory: all on
+  // their way at once.
+  __device__ __forceinline__ void gather(int pieces, int begin, int end) const {
+    int const thread = thread_in_group(), first_row = begin / kChunks, count = end - begin;
+    int const rows = ceil_div(end, kChunks) - first_row;
+#pragma unroll 1
+    for (int i = thread; i < rows * pieces; i += kWarpGroup) {
+      int const row = int(unsigned(i) / unsigned(pieces)), piece = i - row * pieces;
+      cp_async_4(smem_address(weights() + i),
+                 p.partial_lse + (slots()[piece] * 2 + half) * kBlockM + first_row + row);
+    }
+    int piece = int(unsigned(thread) / unsigned(count)), chunk = thread - piece * count;
+    int const pieces_on = int(unsigned(kWarpGroup) / unsigned(count)),
+              chunks_on = kWarpGroup - pieces_on * count;
+    auto const* const from = static_cast<Element const*>(p.partial_out) + half * kHalf;
+#pragma unroll 4
+    for (int i = thread; i < count * pieces; i += kWarpGroup) {
+      int const at = begin + chunk;
+      cp_async_16(chunk_address(i), from + (long long)slots()[piece] * (kBlockM * kLatent) +
+                                        at / kChunks * kLatent + at % kChunks * 8);
+      piece += pieces_on;
+      chunk += chunks_on;
+      if (chunk >= count) chunk -= count, ++piece;
+    }
+    cp_async_wait_all();
+    group_sync();
+  }
+
+  // From log-sum-exps to what each piece counts for, in place, a few lanes a row; and the row's
+  // log-sum-exp by the warpgroup that holds its first chunk.
   __device__ __forceinline__ void find_weights(int pieces, int begin, int end,
                                                QueryRows<Traits> const& rows) const {
-    int const lane = lane_id(), first_row = begin / kChunks, end_row = ceil_div(end, kChunks);
-    for (int row = first_row + warp_in_group(); row < end_row; row += 4) {
+    int const first_row = begin / kChunks, count = ceil_div(end, kChunks) - first_row;
+    int lanes = 1;
+    while (lanes < 32 && lanes < pieces) lanes *= 2;
+    int const thread = thread_in_group(), lane = thread % lanes;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kWarpGroup / lanes) {
+      int const row = first + thread / lanes, mine = row < count ? pieces : 0;
+      float* const weight = weights() + row * pieces;
       float top = negative_infinity(), sum = 0.f;
 #pragma unroll 1
-      for (int i = lane; i < pieces; i += 32) top = fmaxf(top, partial_lse(i, row));
-#pragma unroll
-      for (int s = 16; s > 0; s /= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, s));
+      for (int i = lane; i < mine; i += lanes) top = fmaxf(top, weight[i]);
+#pragma unroll 1
+      for (int s = lanes / 2; s > 0; s /= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, s));
       float const reference = top == negative_infinity() ? 0.f : top;
 #pragma unroll 1
-      for (int i = lane; i < pieces; i += 32) sum += exp2_approx(partial_lse(i, row) - reference);
-#pragma unroll
-      for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(kFullWarp, sum, s);
+      for (int i = lane; i < mine; i += lanes) sum += exp2_approx(weight[i] - reference);
+#pragma unroll 1
+      for (int s = lanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(kFullWarp, sum, s);
       float const inverse = sum == 0.f ? 0.f : reciprocal(sum);
 #pragma unroll 1
-      for (int i = lane; i < pieces; i += 32) {
-        weights()[(row - first_row) * pieces + i] =
-            exp2_approx(partial_lse(i, row) - reference) * inverse;
+      for (int i = lane; i < mine; i += lanes) {
+        weight[i] = exp2_approx(weight[i] - reference) * inverse;
       }
-      bool const starts_here = row * kChunks >= begin;  // a row may reach over two slices
+      // A row may reach over two slices.
+      bool const starts_here = mine > 0 && (first_row + row) * kChunks >= begin;
       if (half == 0 && starts_here && lane == 0 && p.lse != nullptr) {
-        *rows.lse(row) = sum == 0.f ? negative_infinity() : (reference + log2_approx(sum)) * kLn2;
+        *rows.lse(first_row + row) =
+            sum == 0.f ? negative_infinity() : (reference + log2_approx(sum)) * kLn2;
       }
     }
-  }
-  __device__ __forceinline__ float partial_lse(int piece, int row) const {
-    return __ldcg(p.partial_lse + ((long long)slots()[piece] * 2 + half) * kBlockM + row);
   }
 
   // Chunks [begin, end) of the half tile, several threads a chunk where there are fewer chunks than
   // threads.
   __device__ __forceinline__ void add_up(int pieces, int begin, int end,
                                          QueryRows<Traits> const& rows) const {
+    int const count = end - begin;
     int sharers = 1;
-    while (sharers < 32 && 2 * sharers * (end - begin) <= kWarpGroup) sharers *= 2;
+    while (sharers < 32 && 2 * sharers * count <= kWarpGroup) sharers *= 2;
     int const thread = thread_in_group(), sharer = thread % sharers, first_row = begin / kChunks;
-    int const rounds = ceil_div(end - begin, kWarpGroup / sharers);
-    for (int r = 0; r < rounds; ++r) {
-      int const chunk = begin + r * (kWarpGroup / sharers) + thread / sharers;
-      bool const valid = chunk < end;
-      int const row = chunk / kChunks, column = half * kHalf + chunk % kChunks * 8;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kWarpGroup / sharers) {
+      int const chunk = first + thread / sharers, at = begin + chunk, row = at / kChunks;
+      bool const valid = chunk < count;
       float sum[8] = {};
       if (valid) {
         float const* const weight = weights() + (row - first_row) * pieces;
-        auto const* const partial =
-            static_cast<Element const*>(p.partial_out) + row * kLatent + column;
-#pragma unroll 4
-        for (int i = sharer; i < pieces; i += sharers) {
-          uint4 const v = __ldcg(reinterpret_cast<uint4 const*>(partial + (long long)slots()[i] *
-                                                                              (kBlockM * kLatent)));
-          add(sum, v, weight[i]);
-        }
+#pragma unroll 2
+        for (int i = sharer; i < pieces; i += sharers)
+          add(sum, load_shared_16(chunk_address(i * count + chunk)), weight[i]);
       }
+#pragma unroll 1
       for (int s = 1; s < sharers; s *= 2) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) sum[e] += __shfl_xor_sync(kFullWarp, sum[e], s);
       }
       if (valid && sharer == 0) {
-        *reinterpret_cast<uint4*>(rows.out(row) + column) =
+        *reinterpret_cast<uint4*>(rows.out(row) + half * kHalf + at % kChunks * 8) =
             make_uint4(pack<Element>(sum[0], sum[1]), pack<Element>(sum[2], sum[3]),
                        pack<Element>(sum[4], sum[5]), pack<Element>(sum[6], sum[7]));
       }

@@ -26,21 +26,28 @@ __device__ __forceinline__ unsigned load_acquire(unsigned const* address) {
   return value;
 }
 
-// Four bytes at a fixed distance from `address`, or zero: predicated, so that one address serves a
-// whole row.
+// Sixteen bytes at a fixed distance from `address`, or zeros: predicated, so that one address
+// serves a whole row.
 template <int kBytes>
-__device__ __forceinline__ unsigned load_or_zero(void const* address, bool valid) {
-  unsigned value;
+__device__ __forceinline__ void load_or_zero_16(unsigned (&value)[4], void const* address,
+                                                bool valid) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      "setp.ne.b32 p, %2, 0;\n"
+      "setp.ne.b32 p, %5, 0;\n"
       "mov.b32 %0, 0;\n"
-      "@p ld.global.nc.b32 %0, [%1 + %3];\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4 + %6];\n"
       "}"
-      : "=r"(value)
+      : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
       : "l"(address), "r"(int(valid)), "n"(kBytes));
-  return value;
+}
+
+// Brings a line to L2. PTX ISA: prefetch.
+__device__ __forceinline__ void prefetch_l2(void const* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 }  // namespace mlagen

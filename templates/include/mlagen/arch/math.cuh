@@ -71,6 +71,19 @@ __device__ __forceinline__ void stmatrix_x4(unsigned address, unsigned a, unsign
                : "memory");
 }
 
+// Four 8x8 matrices of 16-bit elements from shared memory. PTX ISA: ldmatrix.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared_16(unsigned address, unsigned const (&v)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]), "r"(v[1]),
+               "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+
 // 16 or 8 bytes from shared memory, at this place in the program: early loads would need registers
 // that nobody has.
 __device__ __forceinline__ uint4 load_shared_16(unsigned address) {

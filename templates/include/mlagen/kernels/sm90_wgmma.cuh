@@ -28,43 +28,39 @@ __device__ __forceinline__ void init_barriers(typename Traits::Smem& smem) {
 }
 
 template <class Traits>
-__device__ __forceinline__ void meet_scorer() {
-  named_barrier_sync(int(Traits::NamedBarrier::kListScorer), Traits::kListScorerThreads);
-}
-template <class Traits>
 __device__ __forceinline__ void meet_accumulators() {
   named_barrier_sync(int(Traits::NamedBarrier::kListAccumulators),
                      Traits::kListAccumulatorsThreads);
 }
 
-// All warps, in step: the next work list of the CTA. The walk rests in shared memory in between, so
-// that no warp carries its numbers through the main loop. The feeder, one of the accumulators'
-// warps, looks for the rows; it meets the two roles at a barrier each.
+// Accumulators: the next work list of the CTA. The walk rests in shared memory in between, so that
+// no warp carries its numbers through the main loop. One of their warps, the feeder, looks for the
+// rows.
 template <class Traits>
 __device__ __forceinline__ void feed_list(typename Traits::Params const& params,
                                           typename Traits::Smem& smem, bool first) {
   constexpr int kFeeder =
       Traits::AccumulatorWarps::kFirstWarp + Traits::AccumulatorWarps::kWarps - 1;
-  bool const feeds = threadIdx.x / 32 == kFeeder;
-  if (!first) {  // everybody is done with the list
-    if (feeds) meet_scorer<Traits>();
-    meet_accumulators<Traits>();
-  }
-  if (feeds) {
+  if (!first) meet_accumulators<Traits>();  // they are done with the list
+  if (threadIdx.x / 32 == kFeeder) {
+    if (!first)  // and so is the scorer
+      named_barrier_sync(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads);
     TeamWalk<Traits> walk(params, Place<Traits>(params, int(blockIdx.x)),
                           first ? WalkState{} : smem.walk[0]);
     if (first) walk.begin();
     __syncwarp();
     fill_list<Traits>(walk, smem);
     if (lane_id() == 0) smem.walk[0] = walk.state();
-    meet_scorer<Traits>();
+    __syncwarp();
+    named_barrier_arrive(int(Traits::NamedBarrier::kListFilled), Traits::kListFilledThreads);
   }
   meet_accumulators<Traits>();  // the new one is there
 }
+// Scorer: the same, without a part in it.
 template <class Traits>
 __device__ __forceinline__ void await_list(bool first) {
-  if (!first) meet_scorer<Traits>();
-  meet_scorer<Traits>();
+  if (!first) named_barrier_arrive(int(Traits::NamedBarrier::kListRead), Traits::kListReadThreads);
+  named_barrier_sync(int(Traits::NamedBarrier::kListFilled), Traits::kListFilledThreads);
 }
 
 template <class Traits>

@@ -54,6 +54,7 @@ struct Epilogue {
       }
     }
     stage_rows(o, stats, staging);
+    fence_async_shared();  // generic -> async: TMA may overwrite `staging` when it has been read
     bool const split = work.split();
     int const slot_of_cta = int(blockIdx.x) * 2 + work.slot();
     QueryRows<Traits> const rows{p, work.row, work.tile};
@@ -67,7 +68,6 @@ struct Epilogue {
       write_output(staging, rows);
     }
     write_lse(stats, rows, split, slot_of_cta);
-    fence_async_shared();  // generic -> async: TMA may overwrite `staging`
     group_sync();
     if (split && self.thread == 0) announce(work.slot());
   }
@@ -148,7 +148,6 @@ struct Epilogue {
   __device__ __forceinline__ void announce(int which) const {
     MergeDuty const& duty = smem.duty[which];
     int const holder = Place<Traits>(p, int(blockIdx.x)).cta_of(p, duty.first_team);
-    __threadfence();
     smem.arrival[which * 2 + half] =
         atomic_add_acq_rel(arrival_counter<Traits>(p, holder, half), arrival_weight(duty));
   }
@@ -196,7 +195,7 @@ struct Epilogue {
     float own0, own1;
     float const peer0 = join(stats.row0, smem.peer_lse[row], own0),
                 peer1 = join(stats.row1, smem.peer_lse[row + 8], own1);
-    __syncwarp();  // the four lanes of a row have read it
+    __syncwarp();                // the four lanes of a row have read it
     if (self.lane() % 4 == 0) {  // out of the registers until write_lse
       smem.peer_lse[row] = stats.row0.x;
       smem.peer_lse[row + 8] = stats.row1.x;

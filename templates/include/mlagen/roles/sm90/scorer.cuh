@@ -3,7 +3,6 @@
 // for the accumulators. Owns Q: tiles 0..6 as register fragments, tiles 7 and 8 in shared memory.
 // Warp w holds rows 16 w .. 16 w + 15.
 #pragma once
-#include "mlagen/arch/cp_async.cuh"
 #include "mlagen/arch/global.cuh"
 #include "mlagen/arch/math.cuh"
 #include "mlagen/arch/mbarrier.cuh"
@@ -49,43 +48,85 @@ struct Scorer {
     return __shfl_sync(kFullWarp, i, 0);  // the same in all lanes: a uniform register is enough
   }
 
-  // Fragments of tiles 0..6 to registers, tiles 7 and 8 on their way to shared memory. Rows past
-  // the tile's end are zero.
+  // Address of the 16 bytes at chunk lane % 8 of row lane / 8 + 4 j of the warp's rows, in tile 0.
+  __device__ __forceinline__ static int loaded_row(int j) {
+    FreshThread const self;
+    return self.warp() * 16 + 4 * j + self.lane() / 8;
+  }
+
+  // Tiles 0..6 on their way to registers, row by row. Rows past the tile's end are zero.
   __device__ __forceinline__ void load_query(int item) {
     WorkItem const& work = smem.work[0].item[item];
     QueryRows<Traits> const rows{p, work.row, work.tile};
-    FreshThread const self;
-    int const lane = self.lane(), upper = self.warp() * 16 + lane / 4, count = rows.count();
-    bool const has0 = upper < count, has1 = upper + 8 < count;
-    void const* row0 = rows.nope(has0 ? upper : 0) + lane % 4 * 2;
-    void const* row1 = rows.nope(has1 ? upper + 8 : 0) + lane % 4 * 2;
-    load_fragments(row0, row1, has0, has1, NumbersBelow<kQueryFragments>{});
-    int const chunk = self.thread % 16;
-#pragma unroll 1
-    for (int row = self.thread / 16; row < kBlockM; row += kWarpGroup / 16) {
-      int const from = row < count ? row : 0;
-      auto const* source =
-          chunk < 8 ? rows.nope(from) + 7 * 64 + chunk * 8 : rows.pe(from) + (chunk - 8) * 8;
-      cp_async_16(smem_address(smem.q_tail) + (chunk / 8) * kTileBytes + tile_chunk(row, chunk % 8),
-                  source, row < count);
+    int const count = rows.count();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int const row = loaded_row(j);
+      bool const has = row < count;
+      load_row(rows.nope(has ? row : 0) + FreshThread().lane() % 8 * 8, has, j, NumbersBelow<7>{});
     }
   }
-
-  template <int... kStep16>
-  __device__ __forceinline__ void load_fragments(void const* row0, void const* row1, bool has0,
-                                                 bool has1, Numbers<kStep16...>) {
-    ((q[kStep16][0] = load_or_zero<kStep16 * 32>(row0, has0),
-      q[kStep16][1] = load_or_zero<kStep16 * 32>(row1, has1),
-      q[kStep16][2] = load_or_zero<kStep16 * 32 + 16>(row0, has0),
-      q[kStep16][3] = load_or_zero<kStep16 * 32 + 16>(row1, has1)),
-     ...);
+  template <int... kTile>
+  __device__ __forceinline__ void load_row(void const* from, bool valid, int j, Numbers<kTile...>) {
+    (load_or_zero_16<kTile * 128>(q[kTile * 4 + j], from, valid), ...);
   }
 
-  // Q tiles 7 and 8 have landed and the async proxy may read them.
-  __device__ __forceinline__ void query_landed() const {
-    cp_async_wait_all();
+  // From rows to fragments, through the warp's own rows of the place of tiles 7 and 8; then those
+  // two, which stay there for wgmma to read.
+  __device__ __forceinline__ void place_query(int item) {
+    WorkItem const& work = smem.work[0].item[item];
+    QueryRows<Traits> const rows{p, work.row, work.tile};
+    int const count = rows.count();
+    unsigned tail[8][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int const row = loaded_row(j), chunk = FreshThread().lane() % 8 * 8;
+      bool const has = row < count;
+      load_or_zero_16<7 * 128>(tail[j], rows.nope(has ? row : 0) + chunk, has);
+      load_or_zero_16<0>(tail[4 + j], rows.pe(has ? row : 0) + chunk, has);
+    }
+    FreshThread const self;
+    int const lane = self.lane(), first = self.warp() * 16;
+    unsigned const place = smem_address(smem.q_tail);
+    unsigned const to = place + tile_chunk(first + lane / 8, lane % 8);
+    unsigned const from = place + tile_chunk(first + lane % 16, lane / 16);
+#pragma unroll
+    for (int t = 0; t < 7; ++t) {
+      int const buffer = t % 2 * kTileBytes;
+      store_rows(to + buffer, q[4 * t], q[4 * t + 1], q[4 * t + 2], q[4 * t + 3]);
+      __syncwarp();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) ldmatrix_x4(q[4 * t + k], (from + buffer) ^ (k * 32));
+    }
+    __syncwarp();
+    store_rows(to, tail[0], tail[1], tail[2], tail[3]);
+    store_rows(to + kTileBytes, tail[4], tail[5], tail[6], tail[7]);
+    // The async proxy may read them.
     fence_async_shared();
     named_barrier_sync(int(Traits::NamedBarrier::kQueryReady), Traits::kQueryReadyThreads);
+  }
+  // Q of the item after this one, if any, to L2: by the time it is loaded it should be near.
+  __device__ __forceinline__ void prefetch_query(int item) const {
+    int const next = next_item(item);
+    if (next == smem.work[0].count) return;
+    WorkItem const& work = smem.work[0].item[next];
+    QueryRows<Traits> const rows{p, work.row, work.tile};
+    FreshThread const self;
+    int const row = self.thread / 2;
+    if (row >= rows.count()) return;
+    auto const* const nope = rows.nope(row);
+#pragma unroll 1
+    for (int line = self.thread % 2; line < 8; line += 2) prefetch_l2(nope + line * 64);
+    if (self.thread % 2 == 0) prefetch_l2(rows.pe(row));
+  }
+  // Rows lane / 8 + 4 j, j = 0..3: the swizzle flips bit 2 of the chunk from one j to the next.
+  __device__ __forceinline__ static void store_rows(unsigned to, unsigned const (&a)[4],
+                                                    unsigned const (&b)[4], unsigned const (&c)[4],
+                                                    unsigned const (&d)[4]) {
+    store_shared_16(to, a);
+    store_shared_16((to ^ 64) + 4 * 128, b);
+    store_shared_16(to + 8 * 128, c);
+    store_shared_16((to ^ 64) + 12 * 128, d);
   }
 
   template <bool kLast>
@@ -288,11 +329,12 @@ struct Scorer {
     int left = __shfl_sync(kFullWarp, work.blocks, 0);
     bool pending = false;
     ready = false;
+    place_query(item);
     reset_rows();
-    query_landed();
 #pragma unroll 1
     while (true) {
       issue_scores(pending);
+      if (!pending) prefetch_query(item);
       finish_scores();
       if (left <= work.masked) mask(item, left);
       if (--left == 0) break;
