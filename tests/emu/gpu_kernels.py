@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import lzma
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -152,11 +153,25 @@ def _argument(arg: Any, base: int, size: int) -> dict[str, Any]:
     return {"hex": data.hex(), "pointers": pointers}
 
 
+def changed(folder: Path) -> int:
+    """Print the kernels in a folder whose PTX is not the one that the templates give today; 1 if any."""
+    stale = 0
+    for path in sorted(folder.glob("mla_*.json")):
+        today = hashlib.sha256(load_artifact(KernelSpec.from_name(path.stem)).ptx).hexdigest()
+        same = today == json.loads(path.read_text())["ptx_sha256"]
+        stale += not same
+        print(path.stem, "as recorded" if same else "CHANGED: record it anew")
+    return int(stale > 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=list(LIST))
+    parser.add_argument("--changed", action="store_true", help="say which recorded kernels changed since")
     options = parser.parse_args()
+    if options.changed:
+        sys.exit(changed(options.folder))
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.names:
         artifact, launch = prepare(name, **LIST[name])
