@@ -22,7 +22,7 @@ from mlagen.cli.status import FAILED
     default="eager",
     show_default=True,
     metavar="NAME",
-    help="Of the emulator: eager, lazy, random:SEED, starve:ROLE or lockstep.",
+    help="Of the emulator: eager, lazy, random:SEED, pause:SEED, starve:ROLE or lockstep.",
 )
 @click.option(
     "--sms",

@@ -52,11 +52,13 @@ class HostRegion:
 
 @dataclass(slots=True)
 class EmulatorOptions:
-    """How kernels are emulated; see `Emulator.launch`. sms: multiprocessors of the emulated GPU."""
+    """How kernels are emulated; see `Emulator.launch`. sms: multiprocessors of the emulated GPU. checks: by
+    default all, and stricter than hardware needs.
+    """
 
     schedule: str = "eager"
     sms: int = DEFAULT_SMS
-    checks: CheckOptions = field(default_factory=CheckOptions)
+    checks: CheckOptions = field(default_factory=lambda: CheckOptions(own_part=True))
     exact: bool = True
     fail_on_findings: bool = True
     stop_at_finding: bool = False

@@ -15,7 +15,6 @@ import numpy as np
 
 from mlagen.casework import Call, Case, draw
 from mlagen.emu.call_sites import Frame, call_chains
-from mlagen.emu.checks import CheckOptions
 from mlagen.emu.emulator import load_module
 from mlagen.emu.interfaces import EmulatorError, Instruction
 from mlagen.emu.launcher import EmulatorLauncher, EmulatorOptions
@@ -38,9 +37,6 @@ SCHEDULES = (
 
 MERGING = tuple(f"pause:{seed}" for seed in range(6))
 """Schedules for merged pieces: they differ in who arrives last, and in who has gone by then."""
-
-CHECKS = CheckOptions(own_part=True)
-"""Stricter than hardware needs: a wait_group says nothing of other warps."""
 
 PATIENCE = 1
 """Polls of a piece that waits to be merged: so few that it may be left to the last one."""
@@ -211,7 +207,7 @@ class KernelScore:
         """The bytes of both outputs of one case."""
         case, call = self._calls[which]
         launcher = EmulatorLauncher(
-            EmulatorOptions(schedule, case.sms, CHECKS, exact=False, stop_at_finding=True),
+            EmulatorOptions(schedule, case.sms, exact=False, stop_at_finding=True),
             ptx=lambda _: self.text,
         )
         launcher.patch = patch
