@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlagen import settings, toolchain
+from mlagen import settings
 from mlagen.cache_entry import Entry
 from mlagen.cache_key import Key, make_key
 from mlagen.errors import ToolchainError
+from mlagen.fingerprint import Fingerprint, own_digest
 from mlagen.log import warn_once
 from mlagen.options import options
 from mlagen.plan import make_plan
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from mlagen.nvrtc import CompileResult
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(NamedTuple):
     """A kernel that is ready to be loaded.
 
     Attributes:
@@ -76,7 +76,7 @@ class Order:
         return render(self.plan)
 
 
-def order(spec: KernelSpec, tools: toolchain.Fingerprint | None = None) -> Order:
+def order(spec: KernelSpec, tools: Fingerprint | None = None) -> Order:
     """Plan, options and key of a spec.
 
     Args:
@@ -90,7 +90,7 @@ def order(spec: KernelSpec, tools: toolchain.Fingerprint | None = None) -> Order
     text = _overridden(spec)
     recipe = recipe_of(plan) if text is None else recipe_of_text(text)
     chosen = options(spec.arch)
-    own = toolchain.own_digest() if tools is None else tools.own
+    own = own_digest() if tools is None else tools.own
     return Order(spec, plan, chosen, make_key(recipe, chosen, spec.arch, own, tools), text)
 
 

@@ -5,63 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mlagen import known_tools, settings, toolchain
+from mlagen import known_tools, settings
 from mlagen.artifact import Artifact, Order, artifact_of, entry_of, order
 from mlagen.cache import Cache
 from mlagen.cache_entry import Entry
 from mlagen.errors import CacheError, CompileError, MlagenError, ToolchainError
+from mlagen.fingerprint import Fingerprint
 from mlagen.log import logger, warn_once
 from mlagen.spec import KernelSpec
 
 if TYPE_CHECKING:
+    from mlagen.report import Report, Row
     from mlagen.worker import Pool
 
-__all__ = ["Artifact", "Report", "Row", "Stats", "build", "load_artifact", "on_compile", "stats"]
+__all__ = ["Artifact", "Stats", "build", "load_artifact", "on_compile", "stats"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One kernel of a report. Bytes; seconds of CPU. `status` is "compiled", "cached" or "failed"."""
-
-    name: str
-    status: str
-    registers: int = 0
-    spill_stores: int = 0
-    spill_loads: int = 0
-    stack: int = 0
-    smem_bytes: int = 0
-    cubin_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    digest: str = ""
-    folder: str = ""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a build did, in the order of the specs.
-
-    Attributes:
-        rows: one row a kernel.
-        seconds: wall time of the whole build.
-    """
-
-    rows: tuple[Row, ...]
-    seconds: float
-
-    @property
-    def failed(self) -> tuple[Row, ...]:
-        """Rows without a kernel."""
-        return tuple(row for row in self.rows if row.status == "failed")
-
-
-@dataclass(slots=True)
-class Stats:
-    """Counts of this process since its start."""
+class Stats(NamedTuple):
+    """Counts of this process since its start: compilations, cache hits, wall seconds of compiling."""
 
     compiles: int = 0
     hits: int = 0
@@ -76,9 +40,14 @@ _UNSAVED: dict[str, Entry] = {}
 
 
 def stats() -> Stats:
-    """A copy of the counts of this process: compilations, cache hits, seconds of compiling."""
+    """The counts of this process until now."""
+    return _STATS
+
+
+def _count(*, compiles: int = 0, hits: int = 0, seconds: float = 0.0) -> None:
+    global _STATS
     with _STATS_LOCK:
-        return Stats(_STATS.compiles, _STATS.hits, _STATS.seconds)
+        _STATS = Stats(_STATS.compiles + compiles, _STATS.hits + hits, _STATS.seconds + seconds)
 
 
 def on_compile(callback: Callable[[str, str, float], None]) -> Callable[[], None]:
@@ -91,7 +60,7 @@ def on_compile(callback: Callable[[str, str, float], None]) -> Callable[[], None
     return lambda: _CALLBACKS.remove(callback)
 
 
-def tools_for(cache: Cache) -> toolchain.Fingerprint | None:
+def tools_for(cache: Cache) -> Fingerprint | None:
     """The toolchain in place, None where kernels can only be read."""
     try:
         return known_tools.fingerprint(cache.private)
@@ -136,9 +105,7 @@ def _make(task: Order, pool: Pool | None) -> Entry:
     seconds = time.perf_counter() - started
     entry = entry_of(task, result)
     logger().info("compiled %s in %.1f s (%s)", name, seconds, entry.key.digest)
-    with _STATS_LOCK:
-        _STATS.compiles += 1
-        _STATS.seconds += seconds
+    _count(compiles=1, seconds=seconds)
     for callback in tuple(_CALLBACKS):
         callback(name, entry.key.digest or "", seconds)
     return entry
@@ -160,11 +127,12 @@ def _obtain(task: Order, cache: Cache, pool: Pool | None, *, force: bool = False
     elif settings.read().disable_jit:
         raise _refuse(task, cache)
     else:
+        from mlagen import toolchain
+
         toolchain.locate()  # says what is missing
         entry, folder = _compile_once(task, cache, pool, force=force)
     if hit is not None or saved is not None:
-        with _STATS_LOCK:
-            _STATS.hits += 1
+        _count(hits=1)
     _check_spills(task, entry)
     artifact = artifact_of(task.spec, entry, folder)
     _dump(artifact)
@@ -219,6 +187,8 @@ def load_artifact(spec: KernelSpec) -> Artifact:
 
 def row_of(artifact: Artifact) -> Row:
     """What a report says about one kernel."""
+    from mlagen.report import Row
+
     info = artifact.manifest
     return Row(
         name=artifact.name,
@@ -263,6 +233,7 @@ def build(
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     from mlagen.bundle import Writer
+    from mlagen.report import Report, Row
     from mlagen.worker import Pool, default_jobs
 
     wanted = list(dict.fromkeys(specs))

@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlagen import settings
 from mlagen.bundle_index import ManifestError, read_index
@@ -106,8 +106,7 @@ def search_roots(first: tuple[Path, ...] = ()) -> tuple[Root, ...]:
     return tuple(roots)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """An entry and the folder it came from."""
 
     entry: Entry

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlagen.cache_key import SCHEMA, Key, canonical, key_of_parts, sha256
 
@@ -14,8 +13,7 @@ MANIFEST = "kernel.json"
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.log")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One compiled kernel in memory.
 
     Attributes:
@@ -81,8 +79,7 @@ def read_entry(folder: Path, name: str) -> Entry:
     return entry
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """A cache folder.
 
     Attributes:

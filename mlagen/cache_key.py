@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from mlagen.fingerprint import Fingerprint
 from mlagen.spec import Arch
-from mlagen.toolchain import Fingerprint
 
 # Raised when the format of an entry or the meaning of a key part changes.
 SCHEMA = 2
@@ -25,8 +25,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """All parts of a cache key. No path, time, host or user goes in.
 
     Attributes:

@@ -15,14 +15,15 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlagen import toolchain
 from mlagen.cache_entry import Root
 from mlagen.cache_key import canonical, sha256
-from mlagen.toolchain import Fingerprint
+from mlagen.fingerprint import Fingerprint, own_digest
+
+if TYPE_CHECKING:
+    from mlagen.toolchain import Toolchain
 
 SETTLED_NS = 2_000_000_000
 
@@ -39,7 +40,9 @@ def fingerprint(root: Root | None) -> Fingerprint:
     path = None if root is None else root.base / "tools" / f"{_place()}.json"
     known = None if path is None else _recall(path)
     if known is not None:
-        return replace(known, own=toolchain.own_digest())
+        return known._replace(own=own_digest())
+    from mlagen import toolchain
+
     tools = toolchain.locate()
     found = toolchain.fingerprint(tools)
     if path is not None:
@@ -77,12 +80,12 @@ def _recall(path: Path) -> Fingerprint | None:
         return None
 
 
-def _remember(path: Path, tools: toolchain.Toolchain, found: Fingerprint) -> None:
+def _remember(path: Path, tools: Toolchain, found: Fingerprint) -> None:
     """Writes what was found, if all of it has been at rest; failing to do so is no matter."""
+    from mlagen.toolchain import walk
+
     files = {
-        str(item.folder): sorted(
-            item.files or (str(p.relative_to(item.folder)) for p in toolchain.walk(item))
-        )
+        str(item.folder): sorted(item.files or (str(p.relative_to(item.folder)) for p in walk(item)))
         for item in tools.headers
     }
     files[str(tools.nvrtc.folder)] = [tools.nvrtc.component.marker]
@@ -92,7 +95,7 @@ def _remember(path: Path, tools: toolchain.Toolchain, found: Fingerprint) -> Non
         identity, latest = _identity([*folders, *paths])
         if latest > time.time_ns() - SETTLED_NS:
             return
-        body = {"folders": folders, "files": files, "identity": identity, "fingerprint": asdict(found)}
+        body = {"folders": folders, "files": files, "identity": identity, "fingerprint": found._asdict()}
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(8)}")
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlagen import toolchain
 from mlagen.errors import CompileError, ToolchainError
+from mlagen.fingerprint import INSTALL_LINE, Fingerprint
 from mlagen.options import options
 from mlagen.spec import Arch, KernelSpec
 
@@ -59,7 +60,7 @@ class CompileResult:
     options: tuple[str, ...]
     functions: tuple[FunctionUsage, ...]
     seconds: PhaseSeconds
-    fingerprint: toolchain.Fingerprint
+    fingerprint: Fingerprint
 
     def usage(self, function: str) -> FunctionUsage:
         """The row of one function.
@@ -167,7 +168,7 @@ def _load_nvrtc(library: Path) -> Any:
         ctypes.CDLL(str(library))
         from cuda.bindings import nvrtc
     except (ImportError, OSError) as error:
-        raise ToolchainError(f"NVRTC cannot be loaded: {error}. Install: {toolchain.INSTALL_LINE}") from error
+        raise ToolchainError(f"NVRTC cannot be loaded: {error}. Install: {INSTALL_LINE}") from error
     return nvrtc
 
 

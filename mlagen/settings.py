@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlagen.errors import InputError
 
@@ -98,8 +98,7 @@ class Settings:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One variable, as documentation and `mlagen doctor` show it."""
 
     variable: str

@@ -6,7 +6,6 @@ system is never used: its headers and its compiler may not fit the others.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterable
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mlagen.errors import ToolchainError
+from mlagen.fingerprint import INSTALL_LINE, Fingerprint, digest_of_files, own_digest
 from mlagen.paths import include_root
 
-INSTALL_LINE = "pip install 'mlagen[compile]'"
 # CCCL from this version on redeclares names of the CuTe headers of CUTLASS 4.2.
 CCCL_BELOW = (13, 2)
 
@@ -80,21 +79,6 @@ class Toolchain:
         cccl = next(found.folder for found in self.headers if found.component.key == "cccl")
         rows.append(("cccl_parent", cccl.parent))
         return tuple(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """Content of everything outside the source text that decides what the compiler puts out.
-
-    Attributes:
-        nvrtc: version of the compiler library, or the digest of its file where there is no version.
-        toolkit: digest of all header packages.
-        own: digest of mlagen's headers.
-    """
-
-    nvrtc: str
-    toolkit: str
-    own: str
 
 
 def find(component: Component) -> Found | None:
@@ -194,18 +178,7 @@ def fingerprint(toolchain: Toolchain) -> Fingerprint:
 def _nvrtc_identity(toolchain: Toolchain) -> str:
     if toolchain.nvrtc.version:
         return toolchain.nvrtc.version
-    return _digest_of_files("nvrtc", toolchain.nvrtc.folder, [toolchain.library])
-
-
-def own_digest() -> str:
-    """Digest of mlagen's own headers, read anew at every call."""
-    root = include_root()
-    return _digest_of_files("mlagen", root, [path for path in root.rglob("*") if path.is_file()])
-
-
-# Digest of the last set seen, under the identity (inode, size, times) of every file in it. Only a shortcut: a
-# touched file is read again and has the same digest if its content is the same.
-_KNOWN: dict[str, tuple[tuple[tuple[int, ...], ...], str]] = {}
+    return digest_of_files("nvrtc", toolchain.nvrtc.folder, [toolchain.library])
 
 
 def toolkit_digest(toolchain: Toolchain) -> str:
@@ -215,7 +188,7 @@ def toolkit_digest(toolchain: Toolchain) -> str:
 
 def _package_digest(found: Found) -> str:
     paths = [found.folder / name for name in found.files] or walk(found)
-    return _digest_of_files(found.component.key, found.folder, paths)
+    return digest_of_files(found.component.key, found.folder, paths)
 
 
 def walk(found: Found) -> list[Path]:
@@ -227,24 +200,3 @@ def walk(found: Found) -> list[Path]:
         for path in found.folder.rglob("*")
         if path.is_file() and path.relative_to(found.folder).parts[0] not in nested
     ]
-
-
-def _digest_of_files(key: str, root: Path, paths: Iterable[Path]) -> str:
-    ordered = sorted(paths)
-    try:
-        stats = [path.stat() for path in ordered]
-    except OSError as error:
-        raise ToolchainError(
-            f"a file of {key} cannot be read: {error}. The installation is incomplete: {INSTALL_LINE}"
-        ) from error
-    identity = tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats)
-    memo = f"{key}:{root}"
-    known = _KNOWN.get(memo)
-    if known is not None and known[0] == identity:
-        return known[1]
-    total = hashlib.sha256()
-    for path in ordered:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        total.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
-    _KNOWN[memo] = (identity, total.hexdigest())
-    return total.hexdigest()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
-from mlagen.build import Report, Row, build
+from mlagen.build import build
 from mlagen.cli.common import chosen, json_option, kernel_options, print_json, progress, table
 from mlagen.cli.status import FAILED
 from mlagen.config import read_config
 from mlagen.demand import Demand
 from mlagen.model import read_model
+from mlagen.report import Report, Row
 from mlagen.spec import Arch, KernelSpec
 
 _FILE = click.Path(exists=True, path_type=Path)

@@ -14,6 +14,7 @@ from mlagen.cache import Cache
 from mlagen.cli.common import json_option, print_json, table
 from mlagen.cli.status import FAILED
 from mlagen.errors import MlagenError
+from mlagen.fingerprint import INSTALL_LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ def _toolchain() -> list[Finding]:
     for component, place in toolchain.survey():
         wrong = toolchain.problems([(component, place)])
         if place is None:
-            rows.append(Finding(component.distribution, "missing", "", toolchain.INSTALL_LINE))
+            rows.append(Finding(component.distribution, "missing", "", INSTALL_LINE))
         elif wrong:
-            rows.append(Finding(component.distribution, "wrong", wrong[0], toolchain.INSTALL_LINE))
+            rows.append(Finding(component.distribution, "wrong", wrong[0], INSTALL_LINE))
         else:
             rows.append(
                 Finding(component.distribution, "ok", f"{place.version or 'no version'} {place.folder}")
@@ -80,7 +81,7 @@ def _compiler() -> Finding:
         source = '#include <mlagen/base.cuh>\nextern "C" __global__ void probe() {}\n'
         result = compile_source(source, Arch.SM_90A, name="probe")
     except MlagenError as error:
-        return Finding("test compilation", "wrong", str(error).splitlines()[0], toolchain.INSTALL_LINE)
+        return Finding("test compilation", "wrong", str(error).splitlines()[0], INSTALL_LINE)
     return Finding("test compilation", "ok", f"{result.seconds.cpu:.1f} s of CPU, headers included")
 
 

@@ -148,6 +148,12 @@ def _print(plan: Plan) -> None:
         ("region", "offset", "bytes", "align", "lifetime"),
         [(row.name, row.offset, row.nbytes, row.align, row.lifetime) for row in plan.smem],
     )
+    if plan.tmem:
+        table(
+            "tensor memory",
+            ("region", "columns", "meaning"),
+            [(row.name, f"{row.first_column}..{row.last_column}", row.meaning) for row in plan.tmem],
+        )
     table(
         f"parameters ({plan.params_bytes} B)",
         ("field", "type", "offset", "meaning"),

@@ -10,8 +10,8 @@ from mlagen.plan import make_plan
 from mlagen.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from mlagen.build import Row
     from mlagen.plan.model import Plan
+    from mlagen.report import Row
 
 
 class Kernel(ModuleType):

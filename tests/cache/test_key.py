@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sandbox
 
-from mlagen import paths, toolchain
+from mlagen import fingerprint, paths, toolchain
 from mlagen.artifact import order
 from mlagen.cache_key import OUTPUTS, SCHEMA, Key, key_of_parts, make_key
+from mlagen.fingerprint import Fingerprint
 from mlagen.options import options
 from mlagen.spec import Arch
-from mlagen.toolchain import Fingerprint
 
 TOOLS = Fingerprint(nvrtc="13.0.88", toolkit="a" * 32, own="b" * 64)
 
@@ -41,9 +40,9 @@ def test_the_same_parts_give_the_same_digests() -> None:
         pytest.param({"options": options(Arch.SM_90A, lineinfo=True)}, id="an option more"),
         pytest.param({"options": options(Arch.SM_90A, lineinfo=False)[::-1]}, id="order of options"),
         pytest.param({"arch": Arch.SM_100A}, id="architecture"),
-        pytest.param({"tools": replace(TOOLS, nvrtc="13.0.96")}, id="NVRTC version"),
-        pytest.param({"tools": replace(TOOLS, toolkit="c" * 32)}, id="header packages"),
-        pytest.param({"tools": replace(TOOLS, own="c" * 64)}, id="own headers"),
+        pytest.param({"tools": TOOLS._replace(nvrtc="13.0.96")}, id="NVRTC version"),
+        pytest.param({"tools": TOOLS._replace(toolkit="c" * 32)}, id="header packages"),
+        pytest.param({"tools": TOOLS._replace(own="c" * 64)}, id="own headers"),
     ],
 )
 def test_each_part_changes_the_digest(changes: dict[str, object]) -> None:
@@ -51,13 +50,13 @@ def test_each_part_changes_the_digest(changes: dict[str, object]) -> None:
 
 
 def test_schema_and_outputs_change_the_digest() -> None:
-    assert replace(key(), schema=SCHEMA + 1).digest != key().digest
-    assert replace(key(), outputs=OUTPUTS[:-1]).digest != key().digest
+    assert key()._replace(schema=SCHEMA + 1).digest != key().digest
+    assert key()._replace(outputs=OUTPUTS[:-1]).digest != key().digest
 
 
 def test_no_part_runs_into_its_neighbour() -> None:
-    first = replace(key(), options=("ab", "c"), recipe="1", own="23")
-    second = replace(key(), options=("a", "bc"), recipe="12", own="3")
+    first = key()._replace(options=("ab", "c"), recipe="1", own="23")
+    second = key()._replace(options=("a", "bc"), recipe="12", own="3")
     assert first.digest != second.digest
     assert first.portable != second.portable
 
@@ -95,14 +94,14 @@ def test_a_changed_header_of_ours_changes_the_fingerprint(
 ) -> None:
     """Also within one process, also one that is only included by others, also under a new name."""
     root = shutil.copytree(paths.include_root(), tmp_path / "include")
-    monkeypatch.setattr(toolchain, "include_root", lambda: root)
-    seen = {toolchain.own_digest()}
-    assert seen == {toolchain.own_digest()}
+    monkeypatch.setattr(fingerprint, "include_root", lambda: root)
+    seen = {fingerprint.own_digest()}
+    assert seen == {fingerprint.own_digest()}
     for header in sorted(root.rglob("*.cuh")):
         header.write_text(header.read_text() + "\n")
-        seen.add(toolchain.own_digest())
+        seen.add(fingerprint.own_digest())
     header.rename(header.with_name("renamed.cuh"))
-    seen.add(toolchain.own_digest())
+    seen.add(fingerprint.own_digest())
     assert len(seen) == 2 + len(list(root.rglob("*.cuh")))
 
 

@@ -19,9 +19,9 @@ from mlagen.cache import Cache
 from mlagen.cache_entry import FILES, MANIFEST, Entry
 from mlagen.cache_key import Key, make_key
 from mlagen.errors import CacheError
+from mlagen.fingerprint import Fingerprint
 from mlagen.options import options
 from mlagen.spec import Arch
-from mlagen.toolchain import Fingerprint
 
 NAME = "mla_decode_sm90_wgmma_bf16_bf16_h16_p64_s16_1sm"
 TOOLS = Fingerprint(nvrtc="13.0.88", toolkit="a" * 32, own="b" * 64)

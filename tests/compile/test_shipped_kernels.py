@@ -9,10 +9,11 @@ from functools import cache
 import pytest
 from machine_code import count, functions
 
-from mlagen.build import Artifact, Report, build, load_artifact
+from mlagen.build import Artifact, build, load_artifact
 from mlagen.plan import make_plan
+from mlagen.report import Report
 from mlagen.shipped import shipped_specs
-from mlagen.spec import KernelSpec
+from mlagen.spec import Arch, KernelSpec
 
 SHIPPED = shipped_specs()
 
@@ -61,15 +62,22 @@ def test_registers_and_shared_memory_are_as_planned(spec: KernelSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SHIPPED, ids=str)
-def test_sass_holds_wgmma_and_the_promised_tma_and_no_trap(spec: KernelSpec) -> None:
+def test_sass_holds_the_promised_products_and_tma_and_no_trap(spec: KernelSpec) -> None:
     found = sass(spec)
     main = found[spec.name]
     rank = make_plan(spec).tensor_maps[0].rank
-    assert count(main, r"HGMMA\.64x\S*") > 0
-    assert f"F32{'.BF16' if spec.q_dtype.value == 'bf16' else ''}" in main
     tma = rf"UTMALDG\.{rank}D"
     assert count(main, tma + r"\S*") > 0
-    assert (count(main, tma + r"\S*MULTICAST\S*") > 0) == (spec.cta_group == 2)
+    if spec.arch == Arch.SM_90A:
+        assert count(main, r"HGMMA\.64x\S*") > 0
+        assert f"F32{'.BF16' if spec.q_dtype.value == 'bf16' else ''}" in main
+        assert (count(main, tma + r"\S*MULTICAST\S*") > 0) == (spec.cta_group == 2)
+    else:
+        assert count(main, r"UTCHMMA\S*") > 0
+        assert (count(main, r"UTCHMMA\S*2CTA\S*") > 0) == (spec.cta_group == 2)
+        assert (count(main, tma + r"\S*2CTA\S*") > 0) == (spec.cta_group == 2)
+        assert (count(main, r"UTCBAR\S*2CTA\S*") > 0) == (spec.cta_group == 2)
+        assert count(main, r"LDTM\S*") > 0 and count(main, r"STTM\S*") > 0
     assert count(main, r"USETMAXREG\S*") >= 2
     assert count(main, r"SYNCS\S*") > 0
     for name, text in found.items():
