@@ -14,11 +14,15 @@ import pytest
 
 from mlagen.emu import (
     bulk,
+    checks,
+    clocks,
     descriptors,
     emulator,
     fragments,
     mbarrier,
+    memory,
     numerics,
+    ordering,
     tensor_memory,
     tma_boxes,
     tmem_layouts,
@@ -26,7 +30,17 @@ from mlagen.emu import (
 from mlagen.emu.interfaces import EmulatorError
 from mlagen.emu.isa import tcgen05_mma, tma, wgmma
 from mlagen.emu.tensormap import Swizzle
-from tests.emu import test_descriptors, test_tcgen05_mma, test_tensormap, test_tma, test_wgmma
+from tests.emu import (
+    test_descriptors,
+    test_lanes_and_scopes,
+    test_mbarriers,
+    test_sanitizers,
+    test_sync,
+    test_tcgen05_mma,
+    test_tensormap,
+    test_tma,
+    test_wgmma,
+)
 from tests.emu.tcgen05_products import Form as Tcgen05Form
 from tests.emu.test_wgmma import Form as WgmmaForm
 
@@ -107,6 +121,24 @@ def box_of_tma_read_by_descriptor() -> None:
     np.testing.assert_array_equal(found, values[:, 16:32])
 
 
+def waits() -> None:
+    test_mbarriers.test_arrivals_complete_a_phase("eager")
+    test_sync.test_exchange_through_a_barrier("bar.sync 0;", "lockstep")
+
+
+def sanitizers() -> None:
+    test_sanitizers.test_race_without_a_barrier("lockstep")
+    test_sanitizers.test_race_of_a_read_and_a_later_write()
+    test_sanitizers.test_missing_proxy_fence()
+    test_sanitizers.test_missing_proxy_fence_before_an_overwrite()
+    test_sanitizers.test_never_written_global_memory()
+    test_sanitizers.test_phases_that_can_run_around_a_waiter()
+    test_lanes_and_scopes.test_a_lane_reads_what_another_lane_wrote()
+    test_lanes_and_scopes.test_an_arrival_of_one_lane_covers_its_warp_only_behind_a_warp_barrier()
+    test_lanes_and_scopes.test_cluster_scope_reaches_the_cluster()
+    test_lanes_and_scopes.test_a_wait_covers_the_warp_or_the_warpgroup(True)
+
+
 DETECTORS: Sequence[Callable[[], None]] = (
     swizzle_pattern,
     box_of_tma_read_by_descriptor,
@@ -119,6 +151,8 @@ DETECTORS: Sequence[Callable[[], None]] = (
     pair_folded,
     pair_a_in_tmem,
     one_cta_64_rows,
+    waits,
+    sanitizers,
 )
 
 
@@ -199,7 +233,7 @@ def own_barrier(original: Any, warp: Any, region: Any, barrier: int, mask: Any, 
     return original(warp, region, barrier & 0xFFFFFF | region.cta.rank << 24, mask, pair)
 
 
-def nothing(original: Any, *args: Any) -> None:
+def nothing(original: Any, *args: Any, **kwargs: Any) -> None:
     return None
 
 
@@ -233,6 +267,26 @@ def truncated_to_8_bits(original: Any, a: Any, b: Any, c: Any, model: Any) -> An
     return (result.view(np.uint32) & np.uint32(0xFFFF8000)).view(np.float32)
 
 
+def inverted(original: Any, *args: Any) -> bool:
+    return not original(*args)
+
+
+def always(original: Any, *args: Any) -> bool:
+    return True
+
+
+def twice(original: Any, barrier: Any, count: int, stamp: Any) -> None:
+    original(barrier, 2 * count, stamp)
+
+
+def of_all_lanes(original: Any, actor: Any, lanes: int = 0) -> Any:
+    return original(actor)
+
+
+def given_stamp(original: Any, self: Any, warp: Any, stamp: Any) -> Any:
+    return stamp
+
+
 MUTANTS: list[tuple[str, types.ModuleType | type, str, Callable[..., Any]]] = [
     ("TMA ignores the swizzle", tma_boxes, "swizzle_address", no_swizzle),
     ("descriptors ignore the swizzle", descriptors, "swizzle_address", no_swizzle),
@@ -259,6 +313,19 @@ MUTANTS: list[tuple[str, types.ModuleType | type, str, Callable[..., Any]]] = [
     ("A registers: second half of K ignored", fragments, "a_matrix", first_half_of_k_twice),
     ("A in TMEM: one copy for both halves", tcgen05_mma, "_a_blocks", lower_copy_of_a),
     ("wgmma sums lose bits", wgmma, "multiply_accumulate", truncated_to_8_bits),
+    ("parity inverted", mbarrier.Mbarrier, "passed", inverted),
+    ("one arrival counts twice", mbarrier.Mbarrier, "arrive", twice),
+    ("acquire takes nothing over", clocks.Actor, "acquire", nothing),
+    ("lanes never synchronise", clocks.Actor, "sync_lanes", nothing),
+    ("a release covers all lanes", clocks.Actor, "release", of_all_lanes),
+    ("reads leave no trace", clocks.Shadow, "read", nothing),
+    ("writes leave no trace", clocks.Shadow, "write", nothing),
+    ("a proxy fence does nothing", checks.Checks, "proxy_fence", nothing),
+    ("nobody looks for a missing proxy fence", checks.Checks, "_proxy", nothing),
+    ("never-written bytes look written", memory.ByteStore, "examine", nothing),
+    ("phases may alias", mbarrier.Mbarrier, "_check_alias", nothing),
+    ("every scope reaches everybody", ordering, "_reaches", always),
+    ("a wait covers the warpgroup", checks.Checks, "product_done", given_stamp),
 ]
 
 
