@@ -3,13 +3,19 @@
     python -m mlagen.emu run saxpy.ptx --grid 4 --block 128 --arg f32:2.0 --arg x.npy --arg
     zeros:512:f32=y.npy --arg i32:512
 
-Arguments, one for each kernel parameter:
+Arguments, one for each kernel parameter, in order:
 
-    i32:7  u64:9  f32:1.5      a number
-    x.npy                      an array; the kernel gets its address
-    zeros:512:f32              a zeroed array; `poison:512:f32` one that counts as never written
-    ...=y.npy                  after an array: write it to a file when the kernel has ended
-    struct:params.bin          the bytes of a by-value struct (or a 128-byte tensor map)
+    i32:7  u64:9  f32:1.5               a number
+    x.npy                               an array; the kernel gets its address
+    zeros:512:f32                       a zeroed array; `poison:512:f32` one that counts as never written
+    ...=y.npy                           after an array: write it to a file when the kernel has ended
+    map:a.npy,box=64x64,swizzle=128     a tensor map over an array, innermost dimension first; also
+                                        type=BFLOAT16, extents=64x512, strides=128 (bytes, without the
+                                        innermost), fill=nan
+    struct:params.bin                   the bytes of a by-value struct; `struct:160` is 160 zeros
+    struct:160@0:map:...@128:x.npy      with other arguments at byte offsets of it
+
+An array that is named twice is one array.
 """
 
 from __future__ import annotations
@@ -24,15 +30,10 @@ import numpy as np
 
 from mlagen.emu import mutation_command
 from mlagen.emu.checks import CheckOptions
-from mlagen.emu.emulator import Argument, Emulator, GlobalArray, LaunchResult
-from mlagen.emu.interfaces import EmulatorError
+from mlagen.emu.emulator import Emulator, GlobalArray, LaunchResult
 from mlagen.emu.profile import profile
+from mlagen.emu.run_arguments import Arguments
 from mlagen.errors import MlagenError
-
-_TYPES: dict[str, Any] = {
-    "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32, "u32": np.uint32,
-    "i64": np.int64, "u64": np.uint64, "f16": np.float16, "f32": np.float32, "f64": np.float64,
-}  # fmt: skip
 
 
 def _extents(text: str) -> tuple[int, ...]:
@@ -73,41 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _argument(emulator: Emulator, text: str, files: dict[Path, GlobalArray]) -> Argument:
-    """One `--arg`.
-
-    Raises:
-        EmulatorError: it cannot be read.
-    """
-    spec, _, target = text.partition("=")
-    kind, _, rest = spec.partition(":")
-    if kind in _TYPES:
-        value: Any = _TYPES[kind](float(rest) if kind[0] == "f" else int(rest, 0))
-        return value  # type: ignore[no-any-return]
-    if kind == "struct":
-        return Path(rest).read_bytes()
-    if kind in ("zeros", "poison"):
-        count, _, dtype = rest.partition(":")
-        data = np.zeros(int(count), _TYPES[dtype or "f32"])
-        array = emulator.array(data, text, written=kind == "zeros")
-    elif spec.endswith(".npy"):
-        array = emulator.array(np.ascontiguousarray(np.load(spec)), spec)
-    else:
-        raise EmulatorError(
-            f"--arg {text}: a type (i32:7), a .npy file, zeros:N:TYPE, poison:N:TYPE or struct:FILE "
-            "would work"
-        )
-    if target:
-        files[Path(target)] = array
-    return array
-
-
 def _run_once(
     options: argparse.Namespace, schedule: str
 ) -> tuple[LaunchResult, list[GlobalArray], dict[Path, GlobalArray]]:
     emulator = Emulator(options.ptx.read_text())
-    files: dict[Path, GlobalArray] = {}
-    args = [_argument(emulator, text, files) for text in options.arg]
+    given = Arguments(emulator)
+    args = [given.read(text) for text in options.arg]
     off = CheckOptions(race=False, proxy=False, unwritten=False, strict=False)
     result = emulator.launch(
         options.entry,
@@ -121,7 +93,7 @@ def _run_once(
         exact=not options.fast,
         fail_on_findings=False,
     )
-    return result, emulator.arrays, files
+    return result, emulator.arrays, given.files
 
 
 def _run(options: argparse.Namespace) -> int:

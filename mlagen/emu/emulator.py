@@ -234,14 +234,15 @@ def pack_arguments(function: Function, args: Sequence[Argument]) -> bytes:
     offsets = function.param_offsets()
     space = bytearray(function.params_size)
     for param, arg in zip(function.params, args, strict=True):
-        data = _argument_bytes(arg, param.type, param.size)
+        data = argument_bytes(arg, param.size)
         if len(data) != param.size:
             raise EmulatorError(f"parameter {param.name} has {param.size} bytes, {len(data)} were given")
         space[offsets[param.name] : offsets[param.name] + param.size] = data
     return bytes(space)
 
 
-def _argument_bytes(arg: Argument, kind: str, size: int) -> bytes:
+def argument_bytes(arg: Argument, size: int) -> bytes:
+    """An argument as a kernel finds it. size: bytes of a Python number."""
     if isinstance(arg, GlobalArray):
         return struct.pack("<Q", arg.address)
     if isinstance(arg, bytes | bytearray | memoryview):
