@@ -218,7 +218,11 @@ def run_fence_mbarrier_init(warp: Warp, lanes: Array) -> None:
 
 
 def run_fence_proxy(warp: Warp, lanes: Array) -> None:
-    """fence.proxy.async: ordinary writes before it are visible to the async proxy after it."""
+    """fence.proxy.async: ordinary writes before it, initialisations of mbarriers too, are visible to the async
+    proxy after it.
+    """
+    for barrier in warp.scratch.pop("unfenced_mbarriers", ()):
+        barrier.fenced = True
     warp.machine.checks.proxy_fence(warp.cta.cluster, warp.actor)
 
 
