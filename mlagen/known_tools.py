@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mlagen.toolchain import Toolchain
 
 SETTLED_NS = 2_000_000_000
+# How the installation records of all packages begin that compiler and headers come from; a test compares
+# them.
+RECORDS = ("nvidia_cuda_nvrtc", "nvidia_cutlass", "nvidia_cuda_runtime", "nvidia_cuda_cccl")
 
 
 def fingerprint(root: Root | None) -> Fingerprint:
@@ -56,6 +59,18 @@ def _place() -> str:
     return sha256(canonical(where).encode())[:16]
 
 
+def _installed() -> list[str]:
+    """Installation records of the packages in question, in the order in which Python would find them."""
+    found = []
+    for entry in dict.fromkeys(sys.path):
+        try:
+            names = os.listdir(entry or ".")  # noqa: PTH208 - names are all that is needed
+        except OSError:
+            continue
+        found += sorted(name for name in names if name.lower().replace("-", "_").startswith(RECORDS))
+    return found
+
+
 def _identity(paths: list[str]) -> tuple[str, int]:
     """Digest of the identities of files, and the latest time among them. A missing file is an OSError."""
     total, latest = hashlib.sha256(), 0
@@ -73,7 +88,7 @@ def _recall(path: Path) -> Fingerprint | None:
         if claimed != sha256(canonical(body).encode()):
             return None
         files = [f"{folder}/{name}" for folder, names in body["files"].items() for name in names]
-        if _identity([*body["folders"], *files])[0] != body["identity"]:
+        if _installed() != body["installed"] or _identity(files)[0] != body["identity"]:
             return None
         return Fingerprint(**body["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -89,13 +104,17 @@ def _remember(path: Path, tools: Toolchain, found: Fingerprint) -> None:
         for item in tools.headers
     }
     files[str(tools.nvrtc.folder)] = [tools.nvrtc.component.marker]
-    folders = [entry for entry in dict.fromkeys(sys.path) if Path(entry).is_dir()]
     try:
         paths = [f"{folder}/{name}" for folder, names in files.items() for name in names]
-        identity, latest = _identity([*folders, *paths])
+        identity, latest = _identity(paths)
         if latest > time.time_ns() - SETTLED_NS:
             return
-        body = {"folders": folders, "files": files, "identity": identity, "fingerprint": found._asdict()}
+        body = {
+            "installed": _installed(),
+            "files": files,
+            "identity": identity,
+            "fingerprint": found._asdict(),
+        }
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(8)}")
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sandbox
 
-from mlagen import toolchain
+from mlagen import known_tools, toolchain
 from mlagen.errors import ToolchainError
 
 
@@ -88,3 +88,9 @@ def test_a_header_that_vanished_is_an_incomplete_installation(tmp_path: Path) ->
     found = toolchain.Found(toolchain.HEADERS[0], tmp_path, "4.2.0.0", ("cute/gone.hpp",))
     with pytest.raises(ToolchainError, match=r"incomplete.*mlagen\[compile\]"):
         toolchain._package_digest(found)
+
+
+def test_the_records_of_all_packages_are_looked_at() -> None:
+    names = {component.distribution.replace("-", "_") for component, _ in toolchain.survey()}
+    assert set(known_tools.RECORDS) == names
+    assert sorted({name.split("-")[0] for name in known_tools._installed()}) == sorted(names)
