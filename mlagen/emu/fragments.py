@@ -19,6 +19,7 @@ from mlagen.emu.numerics import (
     bf16_to_f32,
     e4m3_to_f32,
     e5m2_to_f32,
+    f32_to_fp16,
     fp16_to_f32,
     tf32_truncate,
 )
@@ -60,6 +61,19 @@ def accumulator_registers(matrix: Float32) -> npt.NDArray[np.uint32]:
     """The inverse of `accumulator_matrix`: uint32 (n / 2, 32)."""
     split = matrix.reshape(2, 8, -1, 4, 2).transpose(2, 0, 4, 1, 3)
     return np.ascontiguousarray(split).view(np.uint32).reshape(-1, 32)
+
+
+def half_accumulator_matrix(registers: Sequence[Array]) -> Float32:
+    """As `accumulator_matrix`, from n / 4 registers of f16 pairs: register 2j + h has columns 2c, 2c + 1."""
+    halves = [np.asarray(r).view(np.uint16)[i::2] for r in registers for i in (0, 1)]
+    return accumulator_matrix([fp16_to_f32(np.ascontiguousarray(h)).view(np.uint32) for h in halves])
+
+
+def half_accumulator_registers(matrix: Float32) -> npt.NDArray[np.uint32]:
+    """The inverse of `half_accumulator_matrix`, rounded to nearest even: uint32 (n / 4, 32)."""
+    halves = f32_to_fp16(accumulator_registers(matrix).view(np.float32)).astype(np.uint32)
+    packed: npt.NDArray[np.uint32] = halves[0::2] | halves[1::2] << np.uint32(16)
+    return packed
 
 
 def a_matrix(registers: Sequence[Array], kind: str) -> Array:

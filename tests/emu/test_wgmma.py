@@ -32,6 +32,11 @@ class Form:
     b_mn: bool = False
     sw: int = 1
     signs: tuple[int, int] = (1, 1)
+    half: bool = False
+
+    @property
+    def registers_of_d(self) -> int:
+        return self.n // 4 if self.half else self.n // 2
 
     @property
     def size(self) -> int:
@@ -61,8 +66,8 @@ def body(
     """Load the operands' image, run `count` wgmmas on the same operands, store the accumulators of each
     thread.
     """
-    half = form.n // 2
-    d = ", ".join(f"%f{i}" for i in range(half))
+    half = form.registers_of_d
+    d = ", ".join(f"%{'r' if form.half else 'f'}{200 + i if form.half else i}" for i in range(half))
     a = "{%r100, %r101, %r102, %r103}" if form.registers else "%rd10"
     trans = (
         ""
@@ -71,14 +76,14 @@ def body(
         if form.registers
         else f", {int(form.a_mn)}, {int(form.b_mn)}"
     )
-    k = f"m64n{form.n}k{form.k}.f32.{form.type}.{form.type}"
+    k = f"m64n{form.n}k{form.k}.{'f16' if form.half else 'f32'}.{form.type}.{form.type}"
     mma = (
         f"wgmma.mma_async.sync.aligned.{k} {{{d}}}, {a}, %rd11, %p1, {form.signs[0]}, {form.signs[1]}{trans};"
     )
     loads = (
         "".join(f"  ld.global.u32 %r{100 + i}, [%rd3+{4 * i}];\n" for i in range(4)) if form.registers else ""
     )
-    stores = "".join(f"  st.global.f32 [%rd4+{4 * i}], %f{i};\n" for i in range(half))
+    stores = "".join(f"  st.global.b32 [%rd4+{4 * i}], {name};\n" for i, name in enumerate(d.split(", ")))
     return f"""
   ld.param.u64 %rd1, [image];
   ld.param.u64 %rd2, [a_registers];
@@ -184,6 +189,8 @@ FORMS = [
     Form(64, signs=(-1, 1)),
     Form(64, signs=(-1, -1)),
     Form(24, registers=True),
+    Form(64, "f16", half=True),
+    Form(32, "e4m3", half=True),
 ]
 
 
@@ -192,7 +199,7 @@ FORMS = [
 def test_product(form: Form, schedule: str) -> None:
     a, b = operands(form)
     image, a_desc, b_desc = lay_out(form, a, b)
-    out = np.zeros((128, form.n // 2), np.float32)
+    out = np.zeros((128, form.registers_of_d), np.float32)
     text = kernel(body(form), PARAMS)
     run(text, [image, a_fragments(a), out], [a_desc, b_desc], schedule=schedule)
     a_values, b_values = (
@@ -202,6 +209,10 @@ def test_product(form: Form, schedule: str) -> None:
     want = np.zeros((64, form.n), np.float32)
     for _ in range(2):
         want = multiply_accumulate(a_values, b_values, want, SM90_8BIT if form.size == 1 else SM90_16BIT)
+        if form.half:
+            want = want.astype(np.float16).astype(np.float32)
+    if form.half:
+        out = np.ascontiguousarray(out).view(np.float16).astype(np.float32)
     np.testing.assert_array_equal(d_matrix(out, form.n), want)
     assert np.abs(want).max() > 1
 
@@ -264,7 +275,7 @@ def test_wait_group_waits_for_the_whole_warpgroup() -> None:
         (".m64n64k16.", ".m64n60k16.", "multiple of 8"),
         (".m64n64k16.", ".m64n64k32.", "K is 16"),
         (".m64n64k16.", ".m64n72k16.", "N=72 takes 36"),
-        (".f32.bf16.bf16", ".f16.f16.f16", "f32 accumulators"),
+        (".f32.bf16.bf16", ".f16.bf16.bf16", "f32 accumulators"),
         ("%p1, 1, 1, 0, 0;", "%p1, 1, 1, 0;", "4 are needed"),
         ("%p1, 1, 1, 0, 0;", "%p1, 1, 2, 0, 0;", "signs"),
     ],

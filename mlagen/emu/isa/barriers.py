@@ -218,8 +218,8 @@ def run_fence_mbarrier_init(warp: Warp, lanes: Array) -> None:
 
 
 def run_fence_proxy(warp: Warp, lanes: Array) -> None:
-    """fence.proxy.async: ordinary writes before it, initialisations of mbarriers too, are visible to the async
-    proxy after it.
+    """fence.proxy.async: ordinary writes before it, and initialisations of mbarriers, are visible to the
+    async proxy after it.
     """
     for barrier in warp.scratch.pop("unfenced_mbarriers", ()):
         barrier.fenced = True

@@ -44,6 +44,7 @@ _MODELS = {
     "e5m2": SM90_8BIT,
     "tf32": Accumulation(8, 25),
 }
+_NO_HALF = {"bf16", "tf32"}  # no f16 accumulators
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class WgmmaForm:
     b_sign: int
     a_mn_major: bool
     b_mn_major: bool
+    half: bool = False
 
     @property
     def element_size(self) -> int:
@@ -133,8 +135,13 @@ def _form(ins: Instruction, bind: Binder) -> WgmmaForm:
         raise EmulatorError(f"{ins.name}: dense shapes m64nNkK are emulated")
     n, k = int(shape[1]), int(shape[2])
     d_type, a_type, b_type = ins.modifiers[-3:]
-    if d_type != "f32" or a_type not in _MODELS or b_type not in _MODELS:
-        raise EmulatorError(f"{ins.name}: .f32 accumulators with {', '.join(_MODELS)} operands are emulated")
+    half = d_type == "f16"
+    known = _MODELS.keys() - (_NO_HALF if half else set())
+    if d_type not in ("f16", "f32") or a_type not in known or b_type not in known:
+        raise EmulatorError(
+            f"{ins.name}: .f32 accumulators with {', '.join(_MODELS)} operands are emulated, and "
+            f".f16 ones without {', '.join(sorted(_NO_HALF))}"
+        )
     size = fragments.OPERAND_TYPES[a_type][0]
     if k * size != 32 or n % 8 or not 8 <= n <= 256 or size != fragments.OPERAND_TYPES[b_type][0]:
         raise EmulatorError(
@@ -142,15 +149,18 @@ def _form(ins: Instruction, bind: Binder) -> WgmmaForm:
         )
     d, a = ins.operands[:2]
     accumulators = tuple(bind.slot(r) for r in d.items) if isinstance(d, Vec) else ()
-    if len(accumulators) != n // 2 or len(set(accumulators)) != n // 2:
+    count = n // 4 if half else n // 2
+    if len(accumulators) != count or len(set(accumulators)) != count:
         raise EmulatorError(
-            f"{ins.name}: {len(accumulators)} accumulators given; N={n} takes {n // 2} different ones"
+            f"{ins.name}: {len(accumulators)} accumulators given; N={n} takes {count} different ones"
         )
     a_slots = tuple(bind.slot(r) for r in a.items) if isinstance(a, Vec) else ()
     if a_slots and len(a_slots) != 4:
         raise EmulatorError(f"{ins.name}: {len(a_slots)} registers of A given; it takes 4")
     signs, majors = _immediates(ins, bind, size, bool(a_slots))
-    return WgmmaForm(f"wgmma (line {ins.line})", n, k, a_type, b_type, accumulators, a_slots, *signs, *majors)
+    return WgmmaForm(
+        f"wgmma (line {ins.line})", n, k, a_type, b_type, accumulators, a_slots, *signs, *majors, half
+    )
 
 
 def _immediates(
@@ -312,9 +322,8 @@ def _execute(warp: Warp, operation: Operation) -> None:
     )
     b = shared.gather(addresses, form.element_size)
     if operation.accumulate:
-        c = np.concatenate(
-            [fragments.accumulator_matrix([w.registers[s] for s in form.accumulators]) for w in warps]
-        )
+        gather = fragments.half_accumulator_matrix if form.half else fragments.accumulator_matrix
+        c = np.concatenate([gather([w.registers[s] for s in form.accumulators]) for w in warps])
     else:
         c = np.zeros((_ROWS, form.n), np.float32)
     a_values, b_values = fragments.to_float(a, form.a_type), fragments.to_float(b, form.b_type)
@@ -322,11 +331,10 @@ def _execute(warp: Warp, operation: Operation) -> None:
         a_values = -a_values
     model = _MODELS[form.a_type] if warp.machine.exact else None
     d = multiply_accumulate(a_values, b_values, c, model)
+    scatter = fragments.half_accumulator_registers if form.half else fragments.accumulator_registers
     for i, target in enumerate(warps):
         fenced = _warp_state(target).fenced
-        for slot, values in zip(
-            form.accumulators, fragments.accumulator_registers(d[16 * i : 16 * i + 16]), strict=True
-        ):
+        for slot, values in zip(form.accumulators, scatter(d[16 * i : 16 * i + 16]), strict=True):
             target.registers[slot] = values
             if fenced is not None:
                 fenced[slot] = values
