@@ -35,7 +35,7 @@
 //   rescale_flag   230912       32     16  does a warp's 16 rows need them
 //   work           230944      904      4  the team's next rows
 //   duty           231848       72      4  rows shared with other teams, until merged
-//   walk           231920       24      4  where the walk over the rows rests
+//   walk           231920       28      4  where the walk over the rows rests
 //   arrival        231952       16     16  counter values at our arrival, by duty and half
 //   kv_full        231968       48      8  half a stage has landed
 //   rope_full      232016        8      8  the rope tile has landed
@@ -191,7 +191,7 @@ static_assert(sizeof(SharedStorage::work) == 904, "SharedStorage.work has anothe
 static_assert(MLAGEN_OFFSETOF(SharedStorage, duty) == 231848, "SharedStorage.duty is not where the plan puts it");
 static_assert(sizeof(SharedStorage::duty) == 72, "SharedStorage.duty has another size than the plan says");
 static_assert(MLAGEN_OFFSETOF(SharedStorage, walk) == 231920, "SharedStorage.walk is not where the plan puts it");
-static_assert(sizeof(SharedStorage::walk) == 24, "SharedStorage.walk has another size than the plan says");
+static_assert(sizeof(SharedStorage::walk) == 28, "SharedStorage.walk has another size than the plan says");
 static_assert(MLAGEN_OFFSETOF(SharedStorage, arrival) == 231952, "SharedStorage.arrival is not where the plan puts it");
 static_assert(sizeof(SharedStorage::arrival) == 16, "SharedStorage.arrival has another size than the plan says");
 static_assert(MLAGEN_OFFSETOF(SharedStorage, kv_full) == 231968, "SharedStorage.kv_full is not where the plan puts it");

@@ -15,6 +15,8 @@ from mlagen.worklist import WorkPiece
 
 BLOCK = 64
 BLOCK_UNITS = 2
+MERGE_COST = 5
+LANES = 32
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Model:
         self.lengths = [min(max(length, 0), max_len) for length in lengths]
         self.blocks = [-(-length // BLOCK) for length in self.lengths]
         self.balanced = num_splits is None
+        self.alike = False
         starts = sum(self.start_units(self.cuts(row)) for row in range(len(lengths)))
         self.line_even = sum(self.blocks) * BLOCK_UNITS + starts
         last = sum(self.blocks) * self.block_units(shape.groups - 1) + starts
@@ -71,6 +74,29 @@ class Model:
             units = self.block_units(0) if shape.groups == 1 else BLOCK_UNITS
             longest = max(self.blocks, default=0) * units + self.start_units(1)
             self.span = max(self.span, -(-longest // spec.max_split), units)
+            alike = len(set(self.blocks)) == 1 and self.blocks[0] > 0
+            if alike and self.block_units(shape.groups - 1) == units:
+                self._cut_alike(units)
+
+    def _cut_alike(self, units: int) -> None:
+        """Rows of equal length: the line counts pieces where that is expected to take no longer."""
+        rows, blocks = len(self.blocks) * self.shape.groups, self.blocks[0]
+        choices = [(each, self.shape.teams * each // rows) for each in range(1, LANES)]
+        choices.append((-(-rows // self.shape.teams), 1))
+        found = []
+        for order, (each, most) in enumerate(choices):
+            if most < 1:
+                continue
+            length = -(-blocks // min(most, blocks, self.spec.max_split))
+            cuts = -(-blocks // length)
+            met = min(each, (each - 1) // cuts + 2)
+            merged = min(met, 2) if cuts > 1 else 0
+            load = each * length * units + met * self.start_units(1) + merged * MERGE_COST * BLOCK_UNITS
+            found.append((load, order, cuts, each))
+        load, _, cuts, each = min(found)
+        if load <= self.span + self.start_units(1) + 2 * MERGE_COST * BLOCK_UNITS:
+            self.balanced, self.num_splits, self.span = False, cuts, each
+            self.alike, self.line_even = True, len(self.blocks) * cuts
 
     def cuts(self, row: int) -> int:
         """Pieces asked for, within what is possible; 1 when balanced."""
@@ -98,7 +124,7 @@ class Model:
             units = self.block_units(group)
             for row, blocks in enumerate(self.blocks):
                 cuts = self.cuts(row)
-                cost = blocks * units + self.start_units(cuts)
+                cost = cuts if self.alike else blocks * units + self.start_units(cuts)
                 found.append((group, row, Row(base, cost, blocks, units, cuts)))
                 base += cost
         return found

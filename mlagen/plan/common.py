@@ -17,7 +17,7 @@ BLOCK_M = 64  # rows of one tile
 BLOCK_N = 64  # keys of one block
 MERGE_PATIENCE = 1 << 15  # polls of about 0.6 us: far above any wait between CTAs that run
 WORK_CAPACITY = 32  # items of one work list: rows that one warp looks at at once
-WORK_ITEM_BYTES, WORK_LIST_HEAD_BYTES, DUTY_BYTES, WALK_BYTES = 28, 8, 36, 24
+WORK_ITEM_BYTES, WORK_LIST_HEAD_BYTES, DUTY_BYTES, WALK_BYTES = 28, 8, 36, 28
 
 READBACK = (
     ParamField("out", "int*", "P", "rows of 6: row, tile, first key, last key, CTA, 1 direct or 2 partial"),

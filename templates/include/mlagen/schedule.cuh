@@ -11,6 +11,8 @@
 //  - given counts: row i is cut into min(k, blocks) equal pieces; a piece goes to the team that
 //  owns its middle, and
 //    neighbouring pieces of a row on one team become one.
+//  - balanced, with rows of equal length: cut alike, or not at all, where that is expected to take
+//  less time, since fewer pieces are started and merged. The line then counts pieces.
 // A team meets at most two rows that it shares with others: the first and the last of its list.
 #pragma once
 #include "mlagen/base.cuh"
@@ -21,6 +23,8 @@ namespace mlagen {
 constexpr int kWorkCapacity = 32;  // rows that one warp looks at at once
 constexpr int kBlockUnits =
     2;  // units of the line per block; 1 where a pair of CTAs splits the keys of one tile
+
+constexpr int kMergeCost = 5;  // of one row shared with other teams, in blocks: H200, 2026-12-01
 
 // What one CTA does of one row.
 struct WorkItem {
@@ -62,7 +66,7 @@ struct MergeDuty {
 
 // A walk at rest.
 struct WalkState {
-  int span, line_even, line_single;
+  int span, line_even, line_single, pieces;
   int group, row, position;
 };
 
@@ -87,12 +91,17 @@ struct Schedule {
   int span;         // W
   int line_even;    // length of the line of a group whose blocks count two units
   int line_single;  // the same where they count one
+  int pieces;       // of every row, where the line counts pieces; else 0
 
   __device__ __forceinline__ Schedule(typename Traits::Params const& p, WalkState const& state)
-      : params(p), span(state.span), line_even(state.line_even), line_single(state.line_single) {}
+      : params(p),
+        span(state.span),
+        line_even(state.line_even),
+        line_single(state.line_single),
+        pieces(state.pieces) {}
 
   __device__ __forceinline__ bool balanced() const {
-    return params.num_splits == nullptr && params.uniform_splits == 0;
+    return params.num_splits == nullptr && params.uniform_splits == 0 && pieces == 0;
   }
 
   __device__ __forceinline__ int length(int row) const {
@@ -100,6 +109,7 @@ struct Schedule {
   }
   // Pieces that the caller asks for; 1 in balanced mode, where the ranges decide.
   __device__ __forceinline__ int cuts(int row, int blocks) const {
+    if (pieces > 0) return pieces;
     if (balanced()) return 1;
     int const asked = params.num_splits != nullptr ? params.num_splits[row] : params.uniform_splits;
     return max_of(min_of(clamp_to(asked, 1, Traits::kMaxSplit), blocks), 1);
@@ -113,22 +123,27 @@ struct Schedule {
   __device__ __forceinline__ static int start_units(int cuts) {
     return Traits::kPieceCost * kBlockUnits * cuts;
   }
+  // Length of a row on the line.
+  __device__ __forceinline__ int cost(int blocks, int units, int cuts) const {
+    return pieces > 0 ? pieces : blocks * units + start_units(cuts);
+  }
   __device__ __forceinline__ int line(int group) const {
     return block_units(group) == 1 ? line_single : line_even;
   }
   __device__ __forceinline__ int group_base(int group) const { return group * line_even; }
 
-  // Sums over all rows, by one warp. Lane i ends with the sums of the rows before its chunk of
-  // ceil(b / 32) rows.
-  __device__ __forceinline__ void measure(int& blocks_before, int& starts_before) {
+  // Sums over all rows, by one warp. Lane i ends with the place on the line, in a group whose
+  // blocks count `units`, of the first row of its chunk of ceil(b / 32) rows: units * x + y.
+  __device__ __forceinline__ void measure(int& x, int& y) {
     int const lane = lane_id(), chunk = ceil_div(params.batch, 32);
-    int blocks = 0, starts = 0, longest = 0;
+    int blocks = 0, starts = 0, longest = 0, shortest = 0x7fffffff;
 #pragma unroll 4
     for (int i = lane * chunk, end = min_of((lane + 1) * chunk, params.batch); i < end; ++i) {
       int const n = ceil_div(length(i), kBlockN);
       blocks += n;
       starts += start_units(cuts(i, n));
       longest = max_of(longest, n);
+      shortest = min_of(shortest, n);
     }
     int blocks_to = blocks, starts_to = starts;
 #pragma unroll
@@ -137,20 +152,51 @@ struct Schedule {
                 c = __shfl_up_sync(kFullWarp, starts_to, s);
       if (lane >= s) blocks_to += b, starts_to += c;
       longest = max_of(longest, __shfl_xor_sync(kFullWarp, longest, s));
+      shortest = min_of(shortest, __shfl_xor_sync(kFullWarp, shortest, s));
     }
-    blocks_before = blocks_to - blocks;
-    starts_before = starts_to - starts;
+    x = blocks_to - blocks;
+    y = starts_to - starts;
     int const all_blocks = __shfl_sync(kFullWarp, blocks_to, 31),
               all_starts = __shfl_sync(kFullWarp, starts_to, 31);
     line_even = all_blocks * kBlockUnits + all_starts;
     line_single = all_blocks + all_starts;
     int const total = group_base(params.groups - 1) + line(params.groups - 1);
     span = max_of(ceil_div(total, params.teams), 1);
-    if (balanced()) {
-      int const units = params.groups == 1 ? block_units(0) : kBlockUnits;
-      span = max_of(max_of(span, ceil_div(longest * units + start_units(1), Traits::kMaxSplit)),
-                    units);
+    if (!balanced()) return;
+    int const units = params.groups == 1 ? block_units(0) : kBlockUnits;
+    span =
+        max_of(max_of(span, ceil_div(longest * units + start_units(1), Traits::kMaxSplit)), units);
+    bool const equal = shortest == longest && longest > 0;
+    if (equal && block_units(params.groups - 1) == units) cut_alike(longest, units);
+    if (pieces > 0) {
+      x = 0;
+      y = min_of(lane * chunk, params.batch) * pieces;
     }
+  }
+
+  // Rows of `blocks` blocks each: a lane for each number of pieces that a team may get, with the
+  // cuts that make the least of it; the last lane does not cut. Kept if no more than the ranges are
+  // expected to take.
+  __device__ __forceinline__ void cut_alike(int blocks, int units) {
+    int const lane = lane_id(), rows = params.batch * params.groups;
+    int const each = lane == 31 ? ceil_div(rows, params.teams) : lane + 1;
+    int most = lane == 31 ? 1 : int(unsigned(params.teams * each) / unsigned(rows));
+    bool const possible = most > 0;
+    most = max_of(min_of(min_of(most, blocks), Traits::kMaxSplit), 1);
+    int const length = ceil_div(blocks, most), cuts = ceil_div(blocks, length);
+    int const met = min_of(each, (each - 1) / cuts + 2);  // rows that a team meets
+    int const merged = cuts > 1 ? min_of(met, 2) : 0;
+    unsigned const load = !possible ? 0xffffffffu
+                                    : unsigned(each * length * units + met * start_units(1) +
+                                               merged * kMergeCost * kBlockUnits);
+    unsigned least = load;
+#pragma unroll
+    for (int s = 1; s < 32; s *= 2) least = min(least, __shfl_xor_sync(kFullWarp, least, s));
+    if (least > unsigned(span + start_units(1) + 2 * kMergeCost * kBlockUnits)) return;
+    int const best = __ffs(int(__ballot_sync(kFullWarp, load == least))) - 1;
+    pieces = __shfl_sync(kFullWarp, cuts, best);
+    span = __shfl_sync(kFullWarp, each, best);
+    line_even = line_single = params.batch * pieces;
   }
 };
 
@@ -322,7 +368,8 @@ struct TeamWalk {
     position = __shfl_sync(kFullWarp, before, chunk);
   }
   __device__ __forceinline__ WalkState state() const {
-    return {schedule.span, schedule.line_even, schedule.line_single, group, row, position};
+    return {schedule.span, schedule.line_even, schedule.line_single, schedule.pieces, group, row,
+            position};
   }
 
   __device__ __forceinline__ bool finished() const {
@@ -338,7 +385,7 @@ struct TeamWalk {
     bool const exists = lane < rows;
     int const keys = exists ? schedule.length(mine) : 0, blocks = ceil_div(keys, kBlockN);
     int const cuts = exists ? schedule.cuts(mine, blocks) : 1, units = schedule.block_units(group);
-    int const cost = exists ? blocks * units + schedule.start_units(cuts) : 0;
+    int const cost = exists ? schedule.cost(blocks, units, cuts) : 0;
     int upto = cost;
 #pragma unroll
     for (int s = 1; s < 32; s *= 2) {
