@@ -93,7 +93,7 @@ class Cta:
         return f"{self.machine.names.shared(offset)} of CTA {self.index}"
 
     def _unwritten(self, offset: int, places: Array) -> None:
-        self.machine.unwritten(self._where(offset), places)
+        self.machine.unwritten(self._where(offset), places, self.shared.element)
 
     @property
     def tmem(self) -> TensorMemory:

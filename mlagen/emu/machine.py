@@ -155,11 +155,11 @@ class Machine:
         return sum((blocks[pc].end - pc) * n for w in self.warps for pc, n in w.block_counts.items())
 
     def _unwritten(self, offset: int, places: Array) -> None:
-        self.unwritten(self.memory.where(offset), places)
+        self.unwritten(self.memory.where(offset), places, self.memory.element)
 
-    def unwritten(self, place: str, places: Array) -> None:
+    def unwritten(self, place: str, places: Array, element: tuple[int, int] = (0, 1)) -> None:
         """Never-written bytes were read. places: which of the executing lanes read some (or elements of a
-        larger access).
+        larger access). element: of a vector load, and how many it has.
 
         Ordinary loads taint their result; tensor operations turn the poison into NaNs, which is only noted;
         other reads are findings.
@@ -171,7 +171,7 @@ class Machine:
         elif warp is not None and warp.executing is not None and len(places) == int(warp.executing.sum()):
             hit = np.zeros(32, np.bool_)
             hit[warp.executing] = places
-            warp.taint.loaded(hit, place)
+            warp.taint.loaded(hit, place, element)
         else:
             self.report("unwritten", f"read of {place}, which nobody has written")
 

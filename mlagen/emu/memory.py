@@ -35,13 +35,14 @@ _STORE_OK = {w: _repeat(UNWRITTEN, w) for w in _WIDTHS}
 class ByteStore:
     """Bytes with a state each. Offsets are byte offsets.
 
-    on_unwritten(offset) is called, once per access, when bytes are read that nobody wrote; None switches this
-    check off.
+    on_unwritten(offset, places) is called when bytes are read that nobody wrote; None switches this off.
+    element: which element of a vector that is, and of how many.
     """
 
     def __init__(self, size: int, name: str) -> None:
         self.name = name
         self.on_unwritten: Callable[[int, Array], None] | None = None
+        self.element = (0, 1)
         self.resize(size)
 
     def resize(self, size: int) -> None:
@@ -80,9 +81,11 @@ class ByteStore:
         index = self._index(offsets, width, vector)
         data, state, good = self.views[width], self.states[width], _ALL_WRITTEN[width]
         out = []
-        for _ in range(vector):
+        for i in range(vector):
             if any_nonzero(state[index] ^ good):
+                self.element = (i, vector)
                 self.examine(index, width, store=False)
+                self.element = (0, 1)
             out.append(data[index])
             index = index + index.dtype.type(1)
         return out

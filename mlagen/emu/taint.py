@@ -32,8 +32,8 @@ class Flow:
     kind: "alu" (any source taints the result), "mix" (the same over all lanes), "select", "load" (only the
     address counts) or
     "effect" (a tainted source is a finding). reads: slots; for select (a, b, predicate), -1 for a constant.
-    data: for effects, which
-    operands are data to be stored.
+    elements: for loads of vectors, the slot of each element, -1
+    for one that goes nowhere.
     """
 
     kind: str
@@ -42,6 +42,7 @@ class Flow:
     predicate: int = -1
     negated: bool = False
     local_store: bool = False
+    elements: tuple[int, ...] = ()
 
 
 def registers_of(operand: Operand, slot: Callable[[str], int | None]) -> list[int]:
@@ -75,7 +76,10 @@ def flow_of(ins: Instruction, slot: Callable[[str], int | None], inline: bool) -
     if ins.op in _MIXES_LANES:
         return Flow("mix", slots(ins.operands[1:]), slots(ins.operands[:1]), guard, ins.predicate_negated)
     if ins.op in _LOADS:
-        return Flow("load", slots(ins.operands[1:]), slots(ins.operands[:1]), guard, ins.predicate_negated)
+        vector = ins.operands[0].items if ins.operands and isinstance(ins.operands[0], Vec) else ()
+        elements = tuple((registers_of(o, slot) or [-1])[0] for o in vector)
+        writes = slots(ins.operands[:1])
+        return Flow("load", slots(ins.operands[1:]), writes, guard, ins.predicate_negated, elements=elements)
     if ins.op == "wgmma":
         return Flow("effect", slots(ins.operands[1:]), (), guard, ins.predicate_negated)
     targets = ins.operands[:1] if ins.operands and not isinstance(ins.operands[0], Mem | Vec) else ()
@@ -90,11 +94,11 @@ class TaintTracker:
     def __init__(self, warp: Warp) -> None:
         self.warp = warp
         self.slots: dict[int, tuple[Array, str]] = {}
-        self.events: list[tuple[int, Array, str]] = []
+        self.events: list[tuple[int, Array, str, tuple[int, int]]] = []
 
-    def loaded(self, lanes: Array, origin: str) -> None:
-        """Lanes of the executing load read never-written bytes."""
-        self.events.append((self.warp.at, lanes, origin))
+    def loaded(self, lanes: Array, origin: str, element: tuple[int, int] = (0, 1)) -> None:
+        """Lanes of the executing load read never-written bytes, in this element of so many."""
+        self.events.append((self.warp.at, lanes, origin, element))
 
     def check_slot(self, slot: int, lanes: Array, what: str) -> None:
         """Report if a register that matters is tainted in some of the lanes."""
@@ -117,9 +121,13 @@ class TaintTracker:
                 lanes = mask & (~value if flow.negated else value)
             self._step(flow, pc, lanes)
             while events and events[0][0] == pc:
-                _, hit, origin = events.pop(0)
-                for slot in flow.writes:
-                    self._add(slot, hit, origin)
+                _, hit, origin, (which, count) = events.pop(0)
+                writes = flow.elements or flow.writes
+                if count > 1 and count % len(writes) == 0:
+                    writes = (writes[which * len(writes) // count],)
+                for slot in writes:
+                    if slot >= 0:
+                        self._add(slot, hit, origin)
 
     def _step(self, flow: Flow, pc: int, lanes: Array) -> None:
         tainted = [self.slots[s] for s in flow.reads if s in self.slots]

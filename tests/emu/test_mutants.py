@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Container, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from mlagen.casework import Case, draw
+from mlagen.emu import mutation_command
+from mlagen.emu.__main__ import main
 from mlagen.emu.call_sites import call_chains, plain_name
 from mlagen.emu.deadlock import DeadlockError
 from mlagen.emu.emulator import load_module
 from mlagen.emu.launcher import EmulatorLauncher, EmulatorOptions
-from mlagen.emu.mutate import Mutant, actions, changed, mutants, patch_of
+from mlagen.emu.mutate import Mutant, Verdict, actions, changed, mutants, patch_of
 from mlagen.emu.mutation_score import (
     Equivalent,
+    Judged,
     KernelScore,
     Place,
     equivalents,
@@ -138,6 +144,44 @@ def test_every_row_of_the_table_has_an_instruction_and_a_reason() -> None:
     stale = [row for row in equivalents() if row not in found]
     assert not stale, f"no instruction of {ONE.name} or {PAIR.name} is what these rows name: {stale}"
     assert all(len(row.reason) > 20 for row in equivalents())
+
+
+class FakeScore:
+    """A kernel with four mutants, the last of which is missed."""
+
+    text = "ptx"
+    cases: tuple[()] = ()
+    schedules = ("eager",)
+    asked: list[int] = []  # noqa: RUF012
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.asked.clear()
+
+    def judged(self, *, sample: int | None, seed: int, known: Container[str]) -> Iterator[Judged]:
+        for pc in range(4):
+            mutant = Mutant(pc, "delete", "bar.sync", "")
+            if mutant.key not in known:
+                self.asked.append(pc)
+                by = "race" if pc < 3 else ""
+                yield Judged(Verdict(mutant, by, "eager", "why"), Place("f", "f();", ("f",)), "")
+
+
+def test_the_command_counts_and_goes_on_where_a_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mutation_command, "KernelScore", FakeScore)
+    out = tmp_path / "score.jsonl"
+    assert main(["mutate", ONE.name, "--out", str(out)]) == 1
+    assert "3 of 4 mutants that are not equivalent are caught (75.0 %)" in capsys.readouterr().out
+    lines = out.read_text().splitlines()
+    assert json.loads(lines[0])["kernel"] == ONE.name and len(lines) == 5
+    out.write_text("\n".join(lines[:3]) + "\n")
+    assert main(["mutate", ONE.name, "--out", str(out)]) == 1
+    assert FakeScore.asked == [2, 3]
+    assert out.read_text().splitlines() == lines
+    monkeypatch.setattr(FakeScore, "text", "other ptx")
+    main(["mutate", ONE.name, "--out", str(out)])
+    assert FakeScore.asked == [0, 1, 2, 3] and len(out.read_text().splitlines()) == 5
 
 
 def test_cases_cover_tiles_pieces_and_lists() -> None:

@@ -230,6 +230,19 @@ def test_never_written_values_count_when_they_matter(use: str, found: set[str]) 
     )
 
 
+@pytest.mark.parametrize(("used", "found"), [(8, set()), (9, set()), (10, {"unwritten"}), (11, set())])
+def test_only_never_written_elements_of_a_vector_count(used: int, found: set[str]) -> None:
+    body = f"""
+  mul.lo.u32 %r6, %r1, 16;
+  add.s32 %r7, %r5, %r6;
+  st.shared.v2.u32 [%r7], {{0, 0}};
+  st.shared.u32 [%r7+12], 0;
+  ld.shared.v4.u32 {{%r8, %r9, %r10, %r11}}, [%r7];
+  st.global.u32 [%rd3], %r{used};
+"""
+    assert kinds(body, threads=32) == found
+
+
 def test_never_written_global_memory() -> None:
     from mlagen.emu.emulator import Emulator
 
