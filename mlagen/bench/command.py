@@ -69,6 +69,7 @@ _OPTIONS = (
     click.option("--traffic", is_flag=True, help="Count the bytes moved with ncu, where it is installed."),
     click.option("--no-ceilings", is_flag=True, help="Do not measure matmul and read bandwidth."),
     click.option("--budget", type=float, default=0.0, help="Seconds after which no further case is begun."),
+    click.option("--commit", default=None, help="Commit for the record, where git cannot tell it."),
     click.option("--compile-only", is_flag=True, help="Build the kernels that would be measured, and end."),
     click.option(
         "--load",
@@ -193,6 +194,7 @@ def measured(given: dict[str, Any], suites: Sequence[str], names: Sequence[str])
         ceilings=not given["no_ceilings"],
         command=" ".join(["mlagen", "bench", *sys.argv[2:]]),
         emit=emit,
+        commit=given["commit"],
         budget=given["budget"],
     )
     for _ in session.run(order):

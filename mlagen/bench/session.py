@@ -37,6 +37,7 @@ class Order:
         ceilings: whether the limits of the GPU are measured first.
         command: the command line, for the record.
         emit: gets every line as it is made.
+        commit: for the record; asked of git if None.
         budget: seconds after which no further case is begun, 0 for no end.
     """
 
@@ -49,6 +50,7 @@ class Order:
     ceilings: bool
     command: str
     emit: Callable[[Line], None]
+    commit: str | None = None
     budget: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
@@ -58,7 +60,7 @@ def kernels(cases: Sequence[BenchCase], subjects: Sequence[Ours]) -> list[Kernel
     return list(dict.fromkeys(subject.spec(case) for case in cases for subject in subjects))
 
 
-def surroundings(gpu: driver.Gpu, sensors: Sensors, command: str) -> Line:
+def surroundings(gpu: driver.Gpu, sensors: Sensors, command: str, version: str | None) -> Line:
     """What a line needs to be compared with another run."""
     import torch
 
@@ -71,7 +73,7 @@ def surroundings(gpu: driver.Gpu, sensors: Sensors, command: str) -> Line:
         "cuda": getattr(torch.version, "cuda", None),
         "python": platform.python_version(),
         "mlagen": __version__,
-        "commit": commit(),
+        "commit": version or commit(),
         "command": command,
     }
 
@@ -112,7 +114,7 @@ def run(order: Order) -> Iterator[Measurement]:
     torch.cuda.set_device(order.gpu.ordinal)
     torch.backends.cuda.matmul.allow_tf32 = False
     sensors = Sensors(order.gpu.ordinal)
-    about = surroundings(order.gpu, sensors, order.command)
+    about = surroundings(order.gpu, sensors, order.command, order.commit)
     pool = Pool(torch.device("cuda", order.gpu.ordinal))
     if order.ceilings:
         limits = measure_ceilings(pool, order.gpu, sensors, order.effort)

@@ -93,7 +93,7 @@ def winner(group: Group) -> tuple[Variant, str]:
     if not others:
         return best, f"the only variant that was measured, on {len(shared)} cases"
     compared = ", ".join(f"{variant.label} {100 * more:+.1f} %" for variant, more in sorted_by(others))
-    return best, f"geometric mean over {len(shared)} cases; against it {compared}"
+    return best, f"least geometric mean over {len(shared)} cases; the others: {compared}"
 
 
 def sorted_by(others: dict[Variant, float]) -> list[tuple[Variant, float]]:
