@@ -1,7 +1,8 @@
 """Writes the tracked sources in generated/, or checks that each equals a fresh render.
 
-python scripts/pregenerate.py            write them
-python scripts/pregenerate.py --check    exit 1 and name every file that differs, is missing or is too many
+python scripts/pregenerate.py                  write them
+python scripts/pregenerate.py --check          exit 1 and name every file that differs, is missing or is too many
+python scripts/pregenerate.py --bundle FOLDER  also compile them into a bundle, as `mlagen build --output` does
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import difflib
 import sys
 from pathlib import Path
 
+from mlagen.build import build
+from mlagen.cli.common import progress
 from mlagen.plan import make_plan
 from mlagen.render import render
 from mlagen.shipped import generated_specs
@@ -53,12 +56,25 @@ def write(folder: Path = FOLDER) -> None:
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
+def compile_all(bundle: Path, jobs: int | None) -> int:
+    """Builds the tracked kernels into a bundle; goes on where an earlier run was stopped."""
+    specs = generated_specs()
+    with progress("build", len(specs)) as step:
+        report = build(
+            specs, jobs=jobs, output=bundle, progress=lambda row: step(f"{row.name} {row.status} {row.error}")
+        )
+    return 1 if report.failed else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
+    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="also compile them into this bundle")
+    parser.add_argument("--jobs", type=int, help="compiler processes at a time")
+    options = parser.parse_args()
+    if not options.check:
         write()
-        return 0
+        return 0 if options.bundle is None else compile_all(options.bundle, options.jobs)
     texts = differences()
     print(
         "\n\n".join(texts) if texts else f"{len(fresh())} generated sources are as a fresh render makes them"
