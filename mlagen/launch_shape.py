@@ -1,8 +1,8 @@
 """How the grid of a launch is divided: from rows, CTA group and resident units to teams. Pure integers.
 
-Rows are s_q * h_q packed query heads; a tile has `tile_rows(spec)` of them. A unit is a CTA (1SM) or a cluster
-of two CTAs on two tiles (2SM). A team is `units_per_team` neighbouring units that walk the same keys at the
-same time.
+Rows are s_q * h_q packed query heads; a tile has `tile_rows(spec)` of them. A unit is a CTA (1SM) or a
+cluster of two CTAs on two tiles (2SM). A team is `units_per_team` neighbouring units that walk the same keys
+at the same time.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ class LaunchShape:
 
 def tile_rows(spec: KernelSpec) -> int:
     """Rows of one tile: 64, or 16 or 32 where a Blackwell GPU takes few heads as columns of its products."""
-    if spec.arch == Arch.SM_90A or spec.cta_group == 2 or spec.h_q > 32:
+    if spec.arch == Arch.SM_90A or spec.h_q > 32:
         return TILE_ROWS
-    return 16 if spec.h_q <= 16 else 32
+    if spec.h_q <= 16:
+        return 16
+    return 32 if spec.cta_group == 1 else TILE_ROWS  # two CTAs need room for what they exchange
 
 
 @lru_cache(maxsize=1024)

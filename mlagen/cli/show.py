@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mlagen.bounds import limiters, pipe_bounds
 from mlagen.cli.common import json_option, print_json, table
 from mlagen.plan import make_plan
 from mlagen.plan.model import Plan
@@ -113,6 +114,28 @@ def _as_json(plan: Plan) -> dict[str, Any]:
     return {**value, "smem_free": plan.smem_free}
 
 
+def _print_bounds(plan: Plan) -> None:
+    bounds = pipe_bounds(plan)
+    if not bounds:
+        return
+    table(
+        "least clocks of a multiprocessor for 128 keys (not measured)",
+        ("pipe", "work", "a clock", "clocks", "rate from"),
+        [
+            (
+                row.pipe,
+                f"{row.work:.0f} {row.rate.unit}",
+                "-".join(f"{rate:g}" for rate in dict.fromkeys((row.rate.low, row.rate.high))),
+                "-".join(dict.fromkeys(f"{clocks:.0f}" for clocks in row.clocks)),
+                row.rate.source,
+            )
+            for row in bounds
+        ],
+    )
+    fast, slow = limiters(bounds)
+    click.echo(f"limit: {fast} if the uncertain rates are at their high ends, {slow} at their low ends\n")
+
+
 def _print(plan: Plan) -> None:
     spec, launch = plan.spec, plan.launch
     click.echo(plan.name)
@@ -154,6 +177,7 @@ def _print(plan: Plan) -> None:
             ("region", "columns", "meaning"),
             [(row.name, f"{row.first_column}..{row.last_column}", row.meaning) for row in plan.tmem],
         )
+        _print_bounds(plan)
     table(
         f"parameters ({plan.params_bytes} B)",
         ("field", "type", "offset", "meaning"),

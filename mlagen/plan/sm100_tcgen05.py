@@ -2,14 +2,14 @@
 
 Rows form (`cta_group` 1): 64 rows by steps of 64 keys, `.ws`. Pair form (`cta_group` 2): 64 rows in each of
 two CTAs by steps of 128 keys. Columns form (`cta_group` 1, up to 32 heads): steps of 128 keys by 16 or 32
-rows, transposed. All have the same roles and barriers.
+rows, transposed. With `cta_group` 2 and at most 64 heads, two CTAs of the rows or columns form split the keys
+of a tile and join their parts on chip. All have the same roles and barriers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlagen.errors import SpecError
 from mlagen.hardware import limits
 from mlagen.launch_shape import COUNTERS_PER_CTA, tile_rows
 from mlagen.plan.budget import check_named_barriers, check_registers, lay_out_smem, lay_out_tmem
@@ -72,6 +72,7 @@ class Form:
         rope_keys: keys of the rope tile.
         pair: two CTAs make one product.
         columns: rows are columns of the products.
+        splits_keys: two CTAs, each with products of its own, split the keys of an odd last tile.
     """
 
     rows: int
@@ -83,6 +84,7 @@ class Form:
     rope_keys: int
     pair: bool = False
     columns: bool = False
+    splits_keys: bool = False
 
     @property
     def ctas(self) -> int:
@@ -98,6 +100,11 @@ class Form:
     def probs_bytes(self) -> int:
         """Bytes of all buffers of P in one CTA."""
         return self.probs_buffers * self.rows * self.step_keys * ELEMENT_BYTES
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of one chunk of O that a CTA gets from its peer: 32 or `rows` columns of 128 lanes."""
+        return 128 * (self.rows if self.columns else 32) * ELEMENT_BYTES
 
     @property
     def score_columns(self) -> int:
@@ -121,19 +128,12 @@ COLUMNS_OF_32 = replace(COLUMNS_OF_16, rows=32)
 
 
 def form_of(spec: KernelSpec) -> Form:
-    """The form of a spec's products.
-
-    Raises:
-        SpecError: two CTAs for heads that fill one.
-    """
+    """The form of a spec's products."""
+    form = {form.rows: form for form in (ROWS, COLUMNS_OF_16, COLUMNS_OF_32)}[tile_rows(spec)]
     if spec.cta_group == 1:
-        return {form.rows: form for form in (ROWS, COLUMNS_OF_16, COLUMNS_OF_32)}[tile_rows(spec)]
+        return form
     if spec.h_q <= BLOCK_M:
-        raise SpecError(
-            f"{spec.name}: cta_group=2 with h_q={spec.h_q}; a pair of CTAs works on 128 rows, and "
-            f"{BLOCK_M} heads or fewer fill one CTA, so {BLOCK_M + 1 - spec.h_q} heads are missing. "
-            "Use cta_group=1"
-        )
+        return replace(form, splits_keys=True, probs_buffers=1)
     return PAIR
 
 
@@ -192,7 +192,7 @@ def _constants(
         Constant("kCtaGroup", spec.cta_group, "CTAs that share one KV block"),
         Constant("kPairForm", int(form.pair), "1: products of two CTAs"),
         Constant("kColumnsForm", int(form.columns), "1: rows are columns of the products"),
-        Constant("kPairSplits", 0, "1: two CTAs split the keys of an odd last tile"),
+        Constant("kPairSplits", int(form.splits_keys), "1: two CTAs split the keys of an odd last tile"),
         Constant("kStepKeys", form.step_keys, "keys of one softmax step"),
         Constant("kTmemColumns", tmem_columns, "columns of tensor memory that a CTA allocates"),
         Constant("kTmemScores", first["scores"], "first column of S"),
@@ -264,14 +264,23 @@ def _mbarriers(form: Form) -> tuple[Mbarrier, ...]:
                 "tail_full", 1, 1, 2 * slot, "load", "softmax", "values of a ragged end are here, at home"
             )
         )
+    if form.splits_keys:
+        joined = form.exchange_bytes + 4 * form.rows
+        rows += [
+            Mbarrier(
+                "exchange_full", 1, 1, joined, "epilogue", "epilogue", "the peer's chunk of O has landed"
+            ),
+            Mbarrier("exchange_empty", 1, 1, 0, "epilogue", "epilogue", "the peer expects our chunk"),
+        ]
     return tuple(rows)
 
 
 def _named_barriers() -> tuple[NamedBarrier, ...]:
     return (
         NamedBarrier("row_maxima", 1, 128, "softmax: a vote, or maxima and sums of half rows are written"),
-        NamedBarrier("half_read", 2, 128, "epilogue: partials are written; slices of a merge"),
-        NamedBarrier("list_read", 3, 384, "all: the work list is used up, or filled"),
+        NamedBarrier("list_read", 2, 384, "all: the work list is used up, or filled"),
+        NamedBarrier("half_read", 3, 128, "epilogue: partials or chunks are read or written, or merged"),
+        NamedBarrier("half_read_second", 4, 128, "the same for the second half of a row, by the second CTA"),
     )
 
 
@@ -300,4 +309,9 @@ def _regions(form: Form) -> tuple[SmemRegion, ...]:
         regions.append(
             SmemRegion("turn", "unsigned char", 4096, 1, 16, "O of 32 columns x 16 rows a warp, to be turned")
         )
+    if form.splits_keys:
+        regions += [
+            SmemRegion("exchange", "unsigned char", form.exchange_bytes, 1, 16, "a chunk of the peer's O"),
+            SmemRegion("peer_lse", "float", form.rows, 4, 16, "log-sum-exps of the peer's part, one item"),
+        ]
     return tuple(regions)

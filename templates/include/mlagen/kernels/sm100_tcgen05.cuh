@@ -46,6 +46,10 @@ __device__ __forceinline__ void init_barriers(typename Traits::Smem& smem) {
   init_ring(smem.stats_full, Traits::kStatsFullArrivals);
   init_ring(smem.stats_empty, Traits::kStatsEmptyArrivals);
   if constexpr (Traits::kPairForm) init_ring(smem.tail_full, Traits::kTailFullArrivals);
+  if constexpr (Traits::kPairSplits) {
+    init_ring(smem.exchange_full, Traits::kExchangeFullArrivals);
+    init_ring(smem.exchange_empty, Traits::kExchangeEmptyArrivals);
+  }
   fence_mbarrier_init();
 }
 
@@ -115,11 +119,7 @@ __device__ __forceinline__ void sm100_tcgen05(typename Traits::Params const& par
     take_registers<Traits::EpilogueWarps::kRegs>();
     OutputRole<Traits> epilogue{params, smem, tmem};
     run_lists<Traits, false>(params, smem, epilogue);
-    if constexpr (Traits::kMaxSplit > 1) {
-      Merge<Traits, kLatent> const merge{params, smem, Place<Traits>(params, int(blockIdx.x)), 0};
-#pragma unroll 1
-      for (int which = 0; which < 2; ++which) merge.run(which);
-    }
+    if constexpr (Traits::kMaxSplit > 1) epilogue.merge();
   } else {
     give_registers<Traits::MmaWarps::kRegs>();
     if (Traits::MmaWarps::contains(warp)) {
