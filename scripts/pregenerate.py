@@ -1,8 +1,8 @@
 """Writes the tracked sources in generated/, or checks that each equals a fresh render.
 
 python scripts/pregenerate.py                  write them
-python scripts/pregenerate.py --check          exit 1 and name every file that differs, is missing or is too many
-python scripts/pregenerate.py --bundle FOLDER  also compile them into a bundle, as `mlagen build --output` does
+python scripts/pregenerate.py --check          exit 1 and name each file that differs, is missing or too many
+python scripts/pregenerate.py --bundle FOLDER  also compile them into a bundle (`mlagen build --output`)
 """
 
 from __future__ import annotations
