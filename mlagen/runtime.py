@@ -19,13 +19,11 @@ from typing import Any, Protocol
 
 from mlagen.arguments import call_values, layout_values
 from mlagen.counters import pool
-from mlagen.driver import Gpu, api, call, current, gpu, outside_capture
-from mlagen.errors import DeviceError
-from mlagen.hardware import limits
+from mlagen.driver import api, call, current, gpu
 from mlagen.launch_shape import LaunchShape, launch_shape, workspace_bytes
 from mlagen.layout import Layout, check_work
+from mlagen.loaded import LoadedKernel, check_gpu, launch_config, load_kernel
 from mlagen.plan import make_plan
-from mlagen.plan.model import Entry, Plan
 from mlagen.plan.params import packer
 from mlagen.problem import Problem
 from mlagen.spec import KernelSpec
@@ -70,109 +68,12 @@ class Launcher(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class LoadedKernel:
-    """A kernel on one GPU.
-
-    Attributes:
-        plan: its plan.
-        device: the GPU.
-        functions: CUfunction handles by entry suffix.
-        resident_units: CTAs (1SM) or clusters (2SM) that run at the same time.
-    """
-
-    plan: Plan
-    device: Gpu
-    functions: dict[str, Any]
-    resident_units: int
-
-    def shape(self, s_q: int) -> LaunchShape:
-        """How the grid is divided for rows of s_q tokens."""
-        return launch_shape(self.plan.spec, s_q, self.resident_units)
-
-
-def check_gpu(spec: KernelSpec, device: Gpu) -> None:
-    """Checks that a GPU can run a kernel.
-
-    Raises:
-        DeviceError: it is of another architecture.
-    """
-    wanted = limits(spec.arch).compute_capability
-    if device.compute_capability != wanted:
-        have, need = (f"{major}.{minor}" for major, minor in (device.compute_capability, wanted))
-        raise DeviceError(
-            f"{spec.name} was built for compute capability {need} ({spec.arch}); device {device.ordinal} is "
-            f"a "
-            f"{device.name} with {have}. Run on a GPU with compute capability {need}, or build a spec for "
-            f"this one"
-        )
-
-
-def launch_config(driver: Any, entry: Entry, plan: Plan, ctas: int) -> Any:
-    """A CUlaunchConfig for one entry with `ctas` blocks."""
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = entry.threads, 1, 1
-    main = entry.suffix == ""
-    config.sharedMemBytes = plan.launch.smem_bytes if main else 0
-    attributes = []
-    if main and plan.launch.cooperative:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        attribute.value.cooperative = 1
-        attributes.append(attribute)
-    if entry.cluster > 1:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x = entry.cluster
-        attribute.value.clusterDim.y = 1
-        attribute.value.clusterDim.z = 1
-        attributes.append(attribute)
-    config.attrs = attributes
-    config.numAttrs = len(attributes)
-    return config
-
-
-def load_kernel(plan: Plan, cubin: bytes, device: Gpu) -> LoadedKernel:
-    """Loads a cubin into the device's primary context.
-
-    Raises:
-        DeviceError: another architecture, or the driver refuses the image.
-    """
-    check_gpu(plan.spec, device)
-    name = plan.spec.name
-    with current(device) as driver, outside_capture(driver):
-        module = call(driver.cuModuleLoadData(cubin), f"to load {name}")
-        functions = {}
-        for entry in plan.entries:
-            symbol = name + entry.suffix
-            function = call(
-                driver.cuModuleGetFunction(module, symbol.encode()), f"cuModuleGetFunction({symbol})"
-            )
-            functions[entry.suffix] = function
-        main = functions[""]
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        smem = plan.launch.smem_bytes
-        call(
-            driver.cuFuncSetAttribute(main, attribute, smem), f"{smem} B of shared memory a block for {name}"
-        )
-        resident = device.sm_count
-        if plan.launch.cluster > 1:
-            entry = next(entry for entry in plan.entries if entry.suffix == "")
-            whole = device.sm_count // plan.launch.cluster * plan.launch.cluster
-            config = launch_config(driver, entry, plan, whole)
-            clusters = call(driver.cuOccupancyMaxActiveClusters(main, config), "cuOccupancyMaxActiveClusters")
-            resident = min(int(clusters), device.sm_count // plan.launch.cluster)
-    return LoadedKernel(plan, device, functions, resident)
-
-
 class PreparedCall:
     """Everything about a launch that does not change between calls of one layout. Thread safe."""
 
     def __init__(
         self,
         kernel: LoadedKernel,
-        spec: KernelSpec,
         layout: Layout,
         shape: LaunchShape,
         maps: TensorMapCache,
@@ -181,7 +82,6 @@ class PreparedCall:
         plan = kernel.plan
         entry = next(entry for entry in plan.entries if entry.suffix == "")
         self.kernel = kernel
-        self.spec = spec  # held: the launcher knows this call by its identity
         self.layout = layout
         self.shape = shape
         self.partial_lse_offset = self.shape.partial_lse_offset
@@ -293,7 +193,7 @@ class CudaLauncher:
         self._maps = TensorMapCache()
         self._lock = threading.Lock()
         self.ready: dict[tuple[Any, ...], Any] = {}  # see mlagen.warm
-        self.seen: set[tuple[Any, ...]] = set()
+        self.seen: dict[tuple[Any, ...], Any] = {}
 
     def kernel(self, spec: KernelSpec) -> LoadedKernel:
         """The kernel, compiled and loaded if it is the first time.
@@ -319,13 +219,18 @@ class CudaLauncher:
         Raises:
             InputError: more work than one launch can count.
         """
-        key = (id(spec), layout)  # the hash of a spec takes longer than all of this
+        # By the spec's identity, since its hash takes longer than all else; equal specs share a kernel and
+        # go by the identity of the one that it was loaded with, which lives as long as the kernel.
+        known = self._prepared.get((id(spec), layout))
+        if known is not None:
+            return known
+        kernel = self.kernel(spec)
+        key = (id(kernel.plan.spec), layout)
         known = self._prepared.get(key)
         if known is None:
-            kernel = self.kernel(spec)
             shape = kernel.shape(layout.s_q)
             check_work(layout, spec, shape.groups, shape.teams)
-            known = PreparedCall(kernel, spec, layout, shape, self._maps, api())
+            known = PreparedCall(kernel, layout, shape, self._maps, api())
             with self._lock:
                 self._prepared[key] = known
                 while len(self._prepared) > MAX_PREPARED:

@@ -265,7 +265,7 @@ def remember(
     if key not in launcher.seen:
         if len(launcher.seen) >= MAX_SEEN:
             launcher.seen.clear()
-        launcher.seen.add(key)
+        launcher.seen[key] = options[-1]  # held, so that no other spec gets its identity
         return
     layout = problem.layout
     needed = 0 if problem.whole_rows else launcher.workspace_bytes(kernel, layout.batch, layout.s_q)

@@ -272,3 +272,13 @@ def test_threads_keep_their_parameters(fake):
     for thread in threads:
         thread.join()
     assert len(seen) == 150 and all(q - 0x10000000 == out - 0x40000000 for q, out in seen)
+
+
+def test_equal_specs_made_anew_share_a_prepared_call_and_fill_nothing(fake):
+    from mlagen.spec import Tuning
+
+    for _ in range(40):
+        mlagen.mla_decode(**given(spec=KernelSpec("sm_90a", "bf16", "bf16", 16, 64, 16, 1, Tuning())))
+    launcher = runtime.LAUNCHERS[0]
+    assert len(launcher._prepared) == 1 and len(launcher._kernels) == 1 and not launcher.ready
+    assert sum(entry[0] == "load" for entry in fake.log) == 1
