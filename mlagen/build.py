@@ -78,6 +78,19 @@ def _refuse(task: Order, cache: Cache) -> CacheError:
     )
 
 
+def _require_compiler(task: Order, cache: Cache) -> None:
+    from mlagen import toolchain
+
+    try:
+        toolchain.locate()
+    except ToolchainError as error:
+        folders = ", ".join(map(str, cache.folders)) or "none"
+        raise ToolchainError(
+            f"{task.spec.name} is in no folder ({folders}), and {error}; "
+            "or add a bundle that has it to MLAGEN_CACHE_PATH"
+        ) from error
+
+
 def _check_spills(task: Order, entry: Entry) -> None:
     info = entry.info
     if not settings.read().spill_check or not (info["spill_stores"] or info["spill_loads"] or info["stack"]):
@@ -127,9 +140,7 @@ def _obtain(task: Order, cache: Cache, pool: Pool | None, *, force: bool = False
     elif settings.read().disable_jit:
         raise _refuse(task, cache)
     else:
-        from mlagen import toolchain
-
-        toolchain.locate()  # says what is missing
+        _require_compiler(task, cache)
         entry, folder = _compile_once(task, cache, pool, force=force)
     if hit is not None or saved is not None:
         _count(hits=1)

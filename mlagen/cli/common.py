@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -86,7 +87,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
         numeric = all(isinstance(row[index], int | float) for row in rows)
         grid.add_column(column, justify="right" if rows and numeric else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*(str(value) for value in row))
+        grid.add_row(*(escape(str(value)) for value in row))  # "[torch]" is no markup
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mlagen import log, toolchain
 from mlagen.build import build, load_artifact, on_compile, stats
 from mlagen.errors import CacheError, CompileError, MlagenError, ToolchainError
 from mlagen.spec import KernelSpec
-from mlagen.worker import Job, Worker
+from mlagen.worker import TYPICAL_MIB, Job, Worker, default_jobs
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_a_missing_toolchain_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(toolchain, "find", lambda component: None)
     with pytest.raises(ToolchainError) as caught:
         load_artifact(sandbox.SPEC)
-    for word in ("nvidia-cuda-nvrtc", "nvidia-cutlass", "pip install 'mlagen[compile]'"):
+    for word in ("nvidia-cuda-nvrtc", "nvidia-cutlass", "pip install 'mlagen[compile]'", "bundle"):
         assert word in str(caught.value)
 
 
@@ -123,6 +124,26 @@ def test_a_worker_that_dies_is_an_error_and_the_next_job_gets_a_new_one() -> Non
     assert not worker.alive
     worker.close()
     assert load_artifact(sandbox.SPEC).cubin
+
+
+def test_a_compiler_that_wants_too_much_memory_is_an_error_and_the_next_kernel_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLAGEN_WORKER_MEMORY", "256")
+    spoil(tmp_path, sandbox.small_source() + "__device__ int many[] = {" + "1," * 5_000_000 + "};\n")
+    with pytest.raises(MlagenError) as caught:
+        load_artifact(sandbox.SPEC)
+    assert re.search(r"memory|MLAGEN_WORKER_MEMORY", str(caught.value) + getattr(caught.value, "log", ""))
+    spoil(tmp_path, sandbox.small_source())
+    assert load_artifact(sandbox.SPEC).cubin
+
+
+def test_the_number_of_compilers_follows_cores_and_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    for mebibytes, jobs in ((10, 1), (4 * TYPICAL_MIB, 4), (1000 * TYPICAL_MIB, 64)):
+        text = f"MemTotal: 1 kB\nMemAvailable: {mebibytes * 1024} kB\n"
+        monkeypatch.setattr(Path, "read_text", lambda path, encoding, text=text: text)
+        assert default_jobs() == jobs
 
 
 def test_a_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sandbox
 
+from mlagen.cli.common import table
 from mlagen.plan import make_plan
 from mlagen.render import render
 from mlagen.shipped import shipped_specs
@@ -119,6 +120,12 @@ def test_doctor_reports_and_fails_when_nothing_can_be_compiled(env: dict[str, st
     assert found["nvidia-cutlass"]["status"] == "missing"
     assert found["nvidia-cutlass"]["fix"] == "pip install 'mlagen[compile]'"
     assert found["MLAGEN_CACHE"]["status"] == "wrong"
+
+
+def test_square_brackets_reach_the_reader(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table is no markup: `mlagen[torch]` must not lose its end."""
+    table("", ("what to do",), [("pip install 'mlagen[torch]'",)])
+    assert "mlagen[torch]" in capsys.readouterr().out
 
 
 def test_verify_without_a_gpu_says_so_and_exits_with_3(env: dict[str, str]) -> None:
