@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
 
+import fakes
 import pytest
 import sandbox
 
+import mlagen
 from mlagen import build as build_module
-from mlagen import log, toolchain
+from mlagen import heuristics, log, toolchain
 from mlagen.build import build, load_artifact, on_compile, stats
+from mlagen.driver import Gpu
 from mlagen.errors import CacheError, CompileError, MlagenError, ToolchainError
+from mlagen.problem import Problem
 from mlagen.spec import KernelSpec
 from mlagen.worker import TYPICAL_MIB, Job, Worker, default_jobs
 
@@ -183,3 +188,44 @@ def test_all_errors_have_one_base_and_the_expected_builtin() -> None:
     for name, builtin in expected.items():
         kind = getattr(errors, name)
         assert issubclass(kind, MlagenError) and issubclass(kind, builtin)
+
+
+def test_every_compilation_has_a_log_line_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "mlagen"):
+        artifact = load_artifact(sandbox.SPEC)
+    messages = [record.getMessage() for record in caplog.records]
+    lines = [message for message in messages if message.startswith("compil")]
+    assert lines[0] == f"compiling {sandbox.SPEC.name}"
+    assert re.fullmatch(
+        rf"compiled {sandbox.SPEC.name} in \d+\.\d s \({artifact.manifest['digest']}\)", lines[1]
+    )
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "mlagen"):
+        load_artifact(sandbox.SPEC)
+    assert not [record for record in caplog.records if record.getMessage().startswith("compil")]
+
+
+def test_after_warm_up_no_batch_length_or_split_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment is built ahead; then compiling is forbidden and calls of all kinds come in."""
+    specs = mlagen.enumerate("deepseek-v3", tp=8, mtp=1, arch="sm_90a")
+    sandbox.small_kernels(tmp_path / "src", *specs)
+    assert not build(specs).failed
+    monkeypatch.setenv("MLAGEN_DISABLE_JIT", "1")
+    before = stats().compiles
+    gpu = Gpu(0, 0, "some Hopper", (9, 0), 132)
+    bound = max(spec.max_split for spec in specs)
+
+    def call(**shape: object) -> None:
+        problem = Problem.from_tensors(**fakes.arguments(h_q=16, **shape))  # type: ignore[arg-type]
+        load_artifact(heuristics.choose(problem, gpu))
+
+    for batch in (1, 3, 64, 255):
+        for s_q in (1, 2):
+            for width in (1, 7, 500):
+                for splits in (None, 1, bound):
+                    call(batch=batch, s_q=s_q, width=width, pages=batch * width, num_splits=splits)
+    assert stats().compiles == before
+    with pytest.raises(CacheError, match="MLAGEN_DISABLE_JIT"):
+        call(num_splits=bound + 1)
