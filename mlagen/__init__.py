@@ -5,10 +5,11 @@ Importing this package does nothing: no CUDA, no compiler, no torch. Public name
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would take most of the time
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from mlagen import build as build
     from mlagen import config as _config
     from mlagen import errors as errors
@@ -50,6 +51,8 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'mlagen' has no attribute {name!r}")
+    from importlib import import_module
+
     module, attribute = _PUBLIC[name]
     loaded = import_module(module)
     value = getattr(loaded, attribute) if attribute else loaded
