@@ -264,7 +264,7 @@ class KernelScore:
         if sample is not None:
             open_ones = [m for m in chosen if not reasons[m]]
             chosen = random.Random(seed).sample(open_ones, min(sample, len(open_ones)))
-        for mutant in sorted(chosen, key=lambda m: (m.pc, m.action)):
+        for mutant in sorted(chosen, key=lambda m: (bool(reasons[m]), m.pc, m.action)):
             if mutant.key in known:
                 continue
             verdict = try_mutant(function, mutant, trials)
