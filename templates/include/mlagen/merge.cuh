@@ -150,7 +150,7 @@ struct Merge {
     int const pieces_on = int(unsigned(kWarpGroup) / unsigned(count)),
               chunks_on = kWarpGroup - pieces_on * count;
     auto const* const from = static_cast<Element const*>(p.partial_out) + half * kHalf;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = thread; i < count * pieces; i += kWarpGroup) {
       int const at = begin + chunk;
       cp_async_16(chunk_address(i), from + (long long)slots()[piece] * (kBlockM * kLatent) +

@@ -137,7 +137,7 @@ struct Schedule {
   __device__ __forceinline__ void measure(int& x, int& y) {
     int const lane = lane_id(), chunk = ceil_div(params.batch, 32);
     int blocks = 0, starts = 0, longest = 0, shortest = 0x7fffffff;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = lane * chunk, end = min_of((lane + 1) * chunk, params.batch); i < end; ++i) {
       int const n = ceil_div(length(i), kBlockN);
       blocks += n;
@@ -145,14 +145,15 @@ struct Schedule {
       longest = max_of(longest, n);
       shortest = min_of(shortest, n);
     }
+    longest = __reduce_max_sync(kFullWarp, longest);
+    shortest = __reduce_min_sync(kFullWarp, shortest);
     int blocks_to = blocks, starts_to = starts;
-#pragma unroll
+    // Rolled up, as all of this: it runs once, and cold code costs more than branches.
+#pragma unroll 1
     for (int s = 1; s < 32; s *= 2) {
       int const b = __shfl_up_sync(kFullWarp, blocks_to, s),
                 c = __shfl_up_sync(kFullWarp, starts_to, s);
       if (lane >= s) blocks_to += b, starts_to += c;
-      longest = max_of(longest, __shfl_xor_sync(kFullWarp, longest, s));
-      shortest = min_of(shortest, __shfl_xor_sync(kFullWarp, shortest, s));
     }
     x = blocks_to - blocks;
     y = starts_to - starts;
@@ -189,9 +190,7 @@ struct Schedule {
     unsigned const load = !possible ? 0xffffffffu
                                     : unsigned(each * length * units + met * start_units(1) +
                                                merged * kMergeCost * kBlockUnits);
-    unsigned least = load;
-#pragma unroll
-    for (int s = 1; s < 32; s *= 2) least = min(least, __shfl_xor_sync(kFullWarp, least, s));
+    unsigned const least = __reduce_min_sync(kFullWarp, load);
     if (least > unsigned(span + start_units(1) + 2 * kMergeCost * kBlockUnits)) return;
     int const best = __ffs(int(__ballot_sync(kFullWarp, load == least))) - 1;
     pieces = __shfl_sync(kFullWarp, cuts, best);
@@ -254,6 +253,20 @@ struct RowCut {
     return s;
   }
 
+  // The line counts pieces.
+  __device__ __forceinline__ Share alike(int team) const {
+    Share s;
+    int const low = clamp_to(team * schedule.span - base, 0, cuts),
+              high = clamp_to((team + 1) * schedule.span - base, 0, cuts);
+    s.any = high > low;
+    s.first_block = int(unsigned(blocks * low) / unsigned(cuts));
+    s.end_block = int(unsigned(blocks * high) / unsigned(cuts));
+    s.first_team = int(unsigned(base) / unsigned(schedule.span));
+    s.pieces = int(unsigned(base + cuts - 1) / unsigned(schedule.span)) - s.first_team + 1;
+    s.index = team - s.first_team;
+    return s;
+  }
+
   __device__ __forceinline__ Share balanced(int team) const {
     Share s;
     int const span = schedule.span;
@@ -287,6 +300,7 @@ struct RowCut {
   }
 
   __device__ __forceinline__ Share share(int team) const {
+    if (schedule.pieces > 0) return alike(team);
     return schedule.balanced() ? balanced(team) : given(team);
   }
 };
@@ -387,7 +401,7 @@ struct TeamWalk {
     int const cuts = exists ? schedule.cuts(mine, blocks) : 1, units = schedule.block_units(group);
     int const cost = exists ? schedule.cost(blocks, units, cuts) : 0;
     int upto = cost;
-#pragma unroll
+#pragma unroll 1
     for (int s = 1; s < 32; s *= 2) {
       int const other = __shfl_up_sync(kFullWarp, upto, s);
       if (lane >= s) upto += other;
