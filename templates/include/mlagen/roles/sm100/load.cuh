@@ -99,7 +99,6 @@ struct Load {
         mbarrier_arrive_expect(barrier, bytes);
       }
     }
-    __syncwarp();
   }
   __device__ __forceinline__ unsigned slot(int index) const {
     return smem_address(smem.kv) + index * kHalfBytes;
@@ -120,7 +119,6 @@ struct Load {
       int const index = next_slot(half);
       expect(smem.kv_full[index], own.bytes(256));
       fetch<4>(tma_latent, full_at(smem.kv_full[index]), slot(index), half * 4, own);
-      __syncwarp();
     }
     ++stages;
     mbarrier_wait(smem.rope_empty[0], (steps & 1) ^ 1);
@@ -147,7 +145,6 @@ struct Load {
       unsigned const barrier =
           tail ? peer_address(&smem.tail_full[0], cluster_rank()) : full_at(smem.kv_full[index]);
       fetch<4>(tma_latent, barrier, slot(index), first_tile, block);
-      __syncwarp();
     }
     ++stages;
   }

@@ -115,7 +115,7 @@ struct Softmax {
     tmem_fence_after();
     unsigned const o = lanes() + Traits::kTmemOutput;
     float_pair const factors = make_pair(factor, factor);
-#pragma unroll 1
+#pragma unroll
     for (int column = 0; column < 256; column += 32) {
       float v[32];
       tmem_load(o + column, v);
