@@ -63,7 +63,7 @@ def on_compile(callback: Callable[[str, str, float], None]) -> Callable[[], None
 def tools_for(cache: Cache) -> Fingerprint | None:
     """The toolchain in place, None where kernels can only be read."""
     try:
-        return known_tools.fingerprint(cache.private)
+        return known_tools.fingerprint(None if settings.read().override_dir else cache.private)
     except ToolchainError:
         return None
 

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import os
 import re
-import secrets
 import shutil
 import zipfile
 from collections.abc import Sequence
@@ -99,7 +98,7 @@ class Writer:
         rows = [row_of(entry) for entry in entries(self._root)]
         try:
             shutil.rmtree(self._root.base / "tmp", ignore_errors=True)
-            temporary = self._root.path / f".{INDEX}.{os.getpid()}-{secrets.token_hex(8)}"
+            temporary = self._root.path / f".{INDEX}.{os.getpid()}-{os.urandom(8).hex()}"
             write_synced(temporary, text_of(rows))
             temporary.chmod(0o644)
             temporary.replace(self._root.path / INDEX)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import sys
 import time
@@ -168,7 +167,7 @@ class Cache:
         if not root.private:
             warn_once(f"prebuilt kernel {folder} cannot be used: {reason}")
             return
-        target = root.base / "quarantine" / f"{folder.name[:16]}-{os.getpid()}-{secrets.token_hex(4)}"
+        target = root.base / "quarantine" / f"{folder.name[:16]}-{os.getpid()}-{os.urandom(4).hex()}"
         try:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.rename(target)
@@ -293,7 +292,7 @@ def _discard(root: Root, folder: Path) -> bool:
     Raises:
         CacheError: it cannot be moved.
     """
-    target = root.base / "tmp" / f"{os.getpid()}-{secrets.token_hex(8)}"
+    target = root.base / "tmp" / f"{os.getpid()}-{os.urandom(8).hex()}"
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.rename(target)
@@ -325,7 +324,7 @@ def store_entry(root: Root, entry: Entry, digest: str) -> bool:
 
 def _store_once(root: Root, entry: Entry, digest: str) -> bool:
     target = root.entry(entry.name, digest)
-    temporary = root.base / "tmp" / f"{os.getpid()}-{secrets.token_hex(8)}"
+    temporary = root.base / "tmp" / f"{os.getpid()}-{os.urandom(8).hex()}"
     temporary.mkdir(mode=0o700, parents=True)
     try:
         for file, data in {**entry.files, MANIFEST: entry.manifest()}.items():

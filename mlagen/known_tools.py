@@ -1,8 +1,9 @@
 """The digest of compiler and headers, remembered between processes.
 
-Reading 26 MB of headers to find a kernel would take longer than loading it. What was read once is remembered
-in the private cache folder under the identity (inode, size, times) of every file, and of every folder in
-which a package could appear or vanish. That is a shortcut and decides nothing: whatever looks different is
+Reading 26 MB of headers to find a kernel would take longer than loading it. What was read once is
+remembered in the private cache folder under the identity (inode, size, times) of every header that a kernel
+can reach, of their folders and of the compiler, the content of our own headers, and the names of the
+installation records on Python's path. That is a shortcut and decides nothing: whatever looks different is
 read again, and the same content has the same digest. A file that changed within two seconds of the reading,
 or in the future, is not trusted, since a later change could leave the same identity.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from mlagen.toolchain import Toolchain
 
 SETTLED_NS = 2_000_000_000
-# How the installation records of all packages begin that compiler and headers come from; a test compares
-# them.
+# How the installation records of all packages begin that bring compiler and headers; a test compares.
 RECORDS = ("nvidia_cuda_nvrtc", "nvidia_cutlass", "nvidia_cuda_runtime", "nvidia_cuda_cccl")
 
 
@@ -35,21 +34,24 @@ def fingerprint(root: Root | None) -> Fingerprint:
     """Compiler and headers as they are now.
 
     Args:
-        root: private cache folder to remember them in; None to read everything.
+        root: private cache folder to remember them in; None to read everything, which a source needs that is
+            not ours and may include anything.
 
     Raises:
         ToolchainError: something is missing or does not fit.
     """
     path = None if root is None else root.base / "tools" / f"{_place()}.json"
-    known = None if path is None else _recall(path)
+    own = own_digest()
+    known = None if path is None else _recall(path, own)
     if known is not None:
-        return known._replace(own=own_digest())
+        return known
     from mlagen import toolchain
 
+    started = time.time_ns()
     tools = toolchain.locate()
     found = toolchain.fingerprint(tools)
     if path is not None:
-        _remember(path, tools, found)
+        _remember(path, tools, found, started)
     return found
 
 
@@ -81,42 +83,48 @@ def _identity(paths: list[str]) -> tuple[str, int]:
     return total.hexdigest(), latest
 
 
-def _recall(path: Path) -> Fingerprint | None:
+def _recall(path: Path, own: str) -> Fingerprint | None:
     try:
         body: dict[str, Any] = json.loads(path.read_bytes())
         claimed = body.pop("self")
         if claimed != sha256(canonical(body).encode()):
             return None
-        files = [f"{folder}/{name}" for folder, names in body["files"].items() for name in names]
-        if _installed() != body["installed"] or _identity(files)[0] != body["identity"]:
+        if body["fingerprint"]["own"] != own or _installed() != body["installed"]:
+            return None
+        if _identity(body["paths"])[0] != body["identity"]:
             return None
         return Fingerprint(**body["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _remember(path: Path, tools: Toolchain, found: Fingerprint) -> None:
+def _remember(path: Path, tools: Toolchain, found: Fingerprint, started: int) -> None:
     """Writes what was found, if all of it has been at rest; failing to do so is no matter."""
+    from mlagen.include_closure import closure
     from mlagen.toolchain import walk
 
-    files = {
-        str(item.folder): sorted(item.files or (str(p.relative_to(item.folder)) for p in walk(item)))
-        for item in tools.headers
-    }
-    files[str(tools.nvrtc.folder)] = [tools.nvrtc.component.marker]
     try:
-        paths = [f"{folder}/{name}" for folder, names in files.items() for name in names]
+        files = [
+            f"{item.folder}/{name}"
+            for item in tools.headers
+            for name in item.files or (str(path.relative_to(item.folder)) for path in walk(item))
+        ]
+        roots = [folder for _, folder in tools.includes]
+        own = [path for path in roots[0].rglob("*") if path.is_file()]
+        reached = closure(own, roots, files)
+        folders = {file.rpartition("/")[0] for file in reached or ()} | set(map(str, roots[1:]))
+        paths = [*(files if reached is None else reached), *sorted(folders), str(tools.library)]
         identity, latest = _identity(paths)
-        if latest > time.time_ns() - SETTLED_NS:
+        if latest > started - SETTLED_NS:
             return
         body = {
             "installed": _installed(),
-            "files": files,
+            "paths": paths,
             "identity": identity,
             "fingerprint": found._asdict(),
         }
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(8)}")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(8).hex()}")
         try:
             text = json.dumps({**body, "self": sha256(canonical(body).encode())})
             temporary.write_text(text, encoding="utf-8")

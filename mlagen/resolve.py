@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from mlagen.cache import Cache
-from mlagen.cache_entry import DamagedError, read_entry
 from mlagen.errors import SpecError
-from mlagen.shipped import tunings
 from mlagen.spec import KernelSpec, Tuning
 
 
@@ -16,6 +13,13 @@ def resolve(name: str) -> KernelSpec:
         SpecError: not a kernel name, or a tuning that is found nowhere.
     """
     try:
+        return KernelSpec.from_name(name)
+    except SpecError:
+        if "_t" not in name:
+            raise
+    from mlagen.shipped import tunings
+
+    try:
         return KernelSpec.from_name(name, tunings=tunings())
     except SpecError:
         return KernelSpec.from_name(name, tunings=_cached_tunings(name))
@@ -23,6 +27,9 @@ def resolve(name: str) -> KernelSpec:
 
 def _cached_tunings(name: str) -> list[Tuning]:
     """Tunings that entries of this very name record."""
+    from mlagen.cache import Cache
+    from mlagen.cache_entry import DamagedError, read_entry
+
     found = []
     for folder in Cache().names().get(name, ()):
         try:

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -361,12 +362,17 @@ def test_what_is_remembered_of_the_toolchain_is_never_believed_wrongly(tmp_path:
 
     site = tmp_path / "site"
     package = site / "nvidia_cutlass-4.2.0.0.dist-info"
-    header = site / "cutlass_library" / "source" / "include" / "cute" / "config.hpp"
+    include = site / "cutlass_library" / "source" / "include"
+    text = "".join(path.read_text() for path in (sandbox.ROOT / "templates").rglob("*.cuh"))
+    name = re.findall(r"#include <(cute/[^>]+)>", text)[0]
+    header, other = include / name, include / "cute" / "config.hpp"  # the other one is reached by nothing
     header.parent.mkdir(parents=True)
     package.mkdir()
     header.write_text("// one\n")
+    other.write_text("// other\n")
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cutlass\nVersion: 4.2.0.0\n")
-    (package / "RECORD").write_text("cutlass_library/source/include/cute/config.hpp,,\n")
+    prefix = "cutlass_library/source/include"
+    (package / "RECORD").write_text(f"{prefix}/{name},,\n{prefix}/cute/config.hpp,,\n")
     env = sandbox.environment(tmp_path / "cache", PYTHONPATH=f"{site}{os.pathsep}{sandbox.ROOT}")
     digest, _ = run(settled=10**18)
     assert run() == (digest, 1), "what has just changed was not remembered"
@@ -376,8 +382,73 @@ def test_what_is_remembered_of_the_toolchain_is_never_believed_wrongly(tmp_path:
         memory.write_bytes(data)
         assert run() == (digest, 1)
         assert run() == (digest, 0)
+    os.utime(other, (5, 5))
+    assert run() == (digest, 0), "a header that no kernel reaches"
     os.utime(header, (5, 5))
     assert run() == (digest, 1)
+    assert run() == (digest, 0)
+    (include / "cuda_bf16.h").write_text("// in front of another\n")
+    assert run()[1] == 1
     header.write_text("// two\n")
     os.utime(header, (5, 5))
     assert run()[0] != digest
+
+
+def test_the_reachable_headers_hold_all_that_the_compiler_opens(tmp_path: Path) -> None:
+    """Copies of nothing but them compile every family's kernel to the same bytes."""
+    from mlagen import nvrtc, paths, toolchain
+    from mlagen.include_closure import closure
+    from mlagen.plan import make_plan
+    from mlagen.render import render
+
+    tools = toolchain.locate()
+    roots = [folder for _, folder in tools.includes]
+    own = [path for path in paths.include_root().rglob("*") if path.is_file()]
+    files = [f"{item.folder}/{name}" for item in tools.headers for name in item.files]
+    reached = closure(own, roots, files)
+    assert reached is not None and len(own) < len(reached) < len(files) / 2
+    moved = {}
+    for place, root in enumerate(roots[1:]):
+        for file in reached:
+            if Path(file).is_relative_to(root):
+                copy = tmp_path / str(place) / Path(file).relative_to(root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(Path(file).read_bytes())
+        moved[str(root)] = tmp_path / str(place)
+    source = render(make_plan(sandbox.SPEC))
+    whole = nvrtc.compile_source(source, sandbox.SPEC.arch, name="probe")
+    symbolic = tuple(
+        f"-I{moved[str(dict(tools.includes)[option[3:-1]])]}"
+        if option.startswith("-I<") and option != "-I<mlagen>"
+        else option
+        for option in whole.options
+    )
+    part = nvrtc.compile_source(source, sandbox.SPEC.arch, name="probe", symbolic=symbolic)
+    assert (part.cubin, part.ptx) == (whole.cubin, whole.ptx)
+
+
+@pytest.mark.parametrize(
+    ("line", "reached"),
+    [
+        ('#include "b.h"', ["a/b.h", "b.h"]),
+        ("#  include <b.h>", ["a/b.h", "b.h"]),
+        ("#if 0\n#include_next <c/d.h>\n#endif", ["c/d.h"]),
+        ("#include HEADER(d.h)", None),
+        ("#include HEADER(e)", ["c/e", "e"]),
+        ("#include MACRO", None),
+        ("int include;", []),
+    ],
+)
+def test_include_lines_reach_all_that_they_could_mean(
+    tmp_path: Path, line: str, reached: list[str] | None
+) -> None:
+    from mlagen.include_closure import closure
+
+    files = ["a/b.h", "b.h", "c/d.h", "c/e", "e"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "a" / "own.cuh").write_text(f"{line}\n")
+    found = closure([tmp_path / "a" / "own.cuh"], [tmp_path], [f"{tmp_path}/{name}" for name in files])
+    wanted = None if reached is None else [f"{tmp_path}/{name}" for name in reached]
+    assert found == wanted

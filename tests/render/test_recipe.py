@@ -80,3 +80,10 @@ def test_finding_a_kernel_renders_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert task.key.recipe == recipe_of(make_plan(sandbox.SPEC))
     with pytest.raises(ImportError):
         task.source  # noqa: B018
+
+
+def test_a_rendered_source_includes_nothing_but_our_headers() -> None:
+    """What is remembered of the header packages goes by what our own headers reach."""
+    for spec in shipped_specs():
+        lines = [line for line in order(spec).source.splitlines() if "#include" in line]
+        assert lines and all(line.startswith('#include "mlagen/') for line in lines)
