@@ -234,7 +234,9 @@ def _issue(warp: Warp, form: TransferForm, rows: Array, columns: Array, kind: st
     actor = tensor_fences.pipe(warp, kind)
     actor.acquire(warp.actor.release())
     touched = tmem_layouts.transfer_columns(form.shape, len(columns), form.split) + int(columns[0, 0])
-    tensor_memory.declare(warp, warp.cta, rows[0], touched, actor, form.name, write=write, own=(actor,))
+    # a warp's loads and stores are ordered by its waits, without fences between threads
+    own = (tensor_fences.pipe(warp, "ld"), tensor_fences.pipe(warp, "st"))
+    tensor_memory.declare(warp, warp.cta, rows[0], touched, actor, form.name, write=write, own=own)
     warp.scratch[f"unfinished tcgen05.{kind}"] = True
 
 
