@@ -86,6 +86,16 @@ SINGLE = {
   atom.global.max.s32 %r24, [%rd3+4], %r12; atom.global.cas.b32 %r25, [%rd3+8], %r12, %r13;
   mov.b32 %f1, 0f3FC00000; mov.u32 %r8, 0x3F800000; st.global.u32 [%rd3+12], %r8;
   atom.global.add.f32 %f2, [%rd3+12], %f1; mov.b32 %r26, %f2; ld.global.cg.u32 %r27, [%rd3+12];""",
+    "bar.red.or.pred": """
+  mov.u32 %r7, 5; mov.u32 %r8, 128; and.b32 %r9, %r10, 127; setp.eq.u32 %p1, %r9, 3;
+  bar.red.or.pred %p2, %r7, %r8, %p1; selp.u32 %r20, 1, 2, %p2; setp.eq.u32 %p1, %r9, 999;
+  bar.red.or.pred %p2, %r7, %r8, %p1; selp.u32 %r21, 1, 2, %p2;""",
+    "ld.global.nc.v4.b32": """
+  prefetch.global.L2 [%rd3]; ld.global.nc.v4.b32 {%r20, %r21, %r22, %r23}, [%rd3+16];
+  st.shared.v4.b32 [%r6], {%r20, %r21, %r22, %r23}; cvt.u64.u32 %rd8, %r6; cvta.shared.u64 %rd8, %rd8;
+  ld.u32 %r24, [%rd8+4]; ld.u32 %r25, [%rd3+8];
+  cvt.u16.u32 %h1, %r11; st.shared.b16 [%r6+18], %h1; st.shared.b16 [%r6+16], %h1;
+  ld.shared.u32 %r26, [%r6+16]; ld.shared.v4.f32 {%f1, %f2, %f3, %f4}, [%r6]; mov.b32 %r27, %f3;""",
     "bar.warp.sync": """
   st.shared.u32 [%r6], %r10; bar.warp.sync -1; xor.b32 %r7, %r6, 64; ld.shared.u32 %r20, [%r7];""",
     "named bar.sync": """
@@ -188,6 +198,15 @@ CLUSTER = {
         EXPECT.format(1024),
         f"{ASYNC}.b32 [%r42], %r10, [%r43]; {ASYNC}.b32 [%r42+8], %r11, [%r43];",
         "ld.shared.u32 %r20, [%r6]; ld.shared.u32 %r21, [%r6+8];",
+    ),
+    "mbarrier.arrive.expect_tx.shared::cluster": _pair(
+        1,
+        "",
+        f"""
+  @%p1 mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%r43], 512;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  {ASYNC}.b32 [%r42], %r10, [%r43];""",
+        "ld.shared.u32 %r20, [%r6];",
     ),
     "mbarrier.arrive.shared::cluster": _pair(
         128,

@@ -80,28 +80,29 @@ CLOSE = {
 INTEGER = """
 add.s32 %r3, %r4, %r5; | sub.s32 %r3, %r4, %r5; | mul.lo.s32 %r3, %r4, %r5; | mul.hi.s32 %r3, %r4, %r5;
 mul.hi.u32 %r3, %r4, %r5; | mad.lo.s32 %r3, %r4, %r5, %r6; | mul.wide.s32 %rd9, %r4, %r5;
-mul.wide.u32 %rd9, %r4, %r5; | mul.lo.s64 %rd9, %rd5, %rd6; | add.s64 %rd9, %rd5, %rd6;
-sub.s64 %rd9, %rd5, %rd6; | mad.lo.s64 %rd9, %rd5, %rd6, %rd7; | max.s32 %r3, %r4, %r5;
-max.u32 %r3, %r4, %r5; | min.s32 %r3, %r4, %r5; | min.u32 %r3, %r4, %r5; | neg.s32 %r3, %r4;
-abs.s32 %r3, %r4; | and.b16 %h3, %h1, %h2; | and.b32 %r3, %r4, %r5; | and.b64 %rd9, %rd5, %rd6;
-and.pred %p3, %p1, %p2; | or.pred %p3, %p1, %p2; | xor.pred %p3, %p1, %p2; | not.pred %p3, %p1;
-mov.pred %p3, %p1; | or.b32 %r3, %r4, %r5; | or.b64 %rd9, %rd5, %rd6; | xor.b32 %r3, %r4, %r5;
-xor.b64 %rd9, %rd5, %rd6; | not.b32 %r3, %r4; | bfi.b32 %r3, %r4, %r5, 1, 31;
-bfi.b32 %r3, %r4, %r5, %r6, %r7; | bfe.u32 %r3, %r4, %r5, %r6; | bfe.s32 %r3, %r4, %r5, %r6;
-clz.b32 %r3, %r4; | popc.b32 %r3, %r4; | brev.b32 %r3, %r4; | bfind.u32 %r3, %r4;
-bfind.shiftamt.u32 %r3, %r4; | prmt.b32 %r3, %r4, %r5, %r6; | prmt.b32.ecl %r3, %r4, %r5, %r6;
-add.sat.s32 %r3, %r4, %r5; | lop3.b32 %r3, %r4, %r5, %r6, 0xE8; | shf.l.wrap.b32 %r3, %r4, %r5, %r6;
-shf.r.clamp.b32 %r3, %r4, %r5, %r6; | selp.b32 %r3, %r4, %r5, %p1; | selp.f32 %f4, %f1, %f2, %p1;
-selp.s32 %r3, %r4, %r5, %p1; | selp.u16 %h3, %h1, %h2, %p1; | selp.u32 %r3, %r4, %r5, %p1;
-cvt.s64.s32 %rd9, %r4; | cvt.u16.u32 %h3, %r4; | cvt.u32.u16 %r3, %h1; | cvt.u32.u64 %r3, %rd5;
-cvt.u64.u32 %rd9, %r4; | cvt.rn.f32.s32 %f4, %r4; | cvt.rn.f32.u32 %f4, %r4; | mov.b32 %r3, %r4;
-mov.f32 %f4, %f1; | mov.u16 %h3, %h1; | setp.eq.b16 %p3, %h1, %h2; | setp.eq.b32 %p3, %r4, %r5;
-setp.eq.s16 %p3, %h1, %h2; | setp.eq.s32 %p3, %r4, %r5; | setp.eq.s64 %p3, %rd5, %rd6;
-setp.ge.s32 %p3, %r4, %r5; | setp.ge.u32 %p3, %r4, %r5; | setp.gt.s32 %p3, %r4, %r5;
-setp.gt.s64 %p3, %rd5, %rd6; | setp.gt.u32 %p3, %r4, %r5; | setp.le.s32 %p3, %r4, %r5;
-setp.le.s64 %p3, %rd5, %rd6; | setp.lt.s32 %p3, %r4, %r5; | setp.lt.u32 %p3, %r4, %r5;
-setp.ne.b32 %p3, %r4, %r5; | setp.ne.s16 %p3, %h1, %h2; | setp.ne.s32 %p3, %r4, %r5;
-setp.ne.s64 %p3, %rd5, %rd6; | mov.b64 %rd9, {%r4, %r5}; | mov.b32 {%h3, %h4}, %r4;
+mul.wide.u32 %rd9, %r4, %r5; | mul.lo.s64 %rd9, %rd5, %rd6; | mul.lo.s16 %h3, %h1, %h2;
+mul.wide.u16 %r3, %h1, %h2; | add.s64 %rd9, %rd5, %rd6; | sub.s64 %rd9, %rd5, %rd6;
+mad.lo.s64 %rd9, %rd5, %rd6, %rd7; | max.s32 %r3, %r4, %r5; | max.u32 %r3, %r4, %r5;
+min.s32 %r3, %r4, %r5; | min.u32 %r3, %r4, %r5; | neg.s32 %r3, %r4; | abs.s32 %r3, %r4;
+and.b16 %h3, %h1, %h2; | and.b32 %r3, %r4, %r5; | and.b64 %rd9, %rd5, %rd6; | and.pred %p3, %p1, %p2;
+or.pred %p3, %p1, %p2; | xor.pred %p3, %p1, %p2; | not.pred %p3, %p1; | mov.pred %p3, %p1;
+or.b32 %r3, %r4, %r5; | or.b64 %rd9, %rd5, %rd6; | xor.b32 %r3, %r4, %r5; | xor.b64 %rd9, %rd5, %rd6;
+not.b32 %r3, %r4; | bfi.b32 %r3, %r4, %r5, 1, 31; | bfi.b32 %r3, %r4, %r5, %r6, %r7;
+bfe.u32 %r3, %r4, %r5, %r6; | bfe.s32 %r3, %r4, %r5, %r6; | clz.b32 %r3, %r4; | popc.b32 %r3, %r4;
+brev.b32 %r3, %r4; | bfind.u32 %r3, %r4; | bfind.shiftamt.u32 %r3, %r4; | prmt.b32 %r3, %r4, %r5, %r6;
+prmt.b32.ecl %r3, %r4, %r5, %r6; | add.sat.s32 %r3, %r4, %r5; | lop3.b32 %r3, %r4, %r5, %r6, 0xE8;
+shf.l.wrap.b32 %r3, %r4, %r5, %r6; | shf.r.clamp.b32 %r3, %r4, %r5, %r6; | selp.b32 %r3, %r4, %r5, %p1;
+selp.f32 %f4, %f1, %f2, %p1; | selp.s32 %r3, %r4, %r5, %p1; | selp.u16 %h3, %h1, %h2, %p1;
+selp.u32 %r3, %r4, %r5, %p1; | cvt.s64.s32 %rd9, %r4; | cvt.u16.u32 %h3, %r4; | cvt.u32.u16 %r3, %h1;
+cvt.u32.u64 %r3, %rd5; | cvt.u64.u32 %rd9, %r4; | cvt.rn.f32.s32 %f4, %r4; | cvt.rn.f32.u32 %f4, %r4;
+mov.b32 %r3, %r4; | mov.f32 %f4, %f1; | mov.u16 %h3, %h1; | setp.eq.b16 %p3, %h1, %h2;
+setp.eq.b32 %p3, %r4, %r5; | setp.eq.s16 %p3, %h1, %h2; | setp.eq.s32 %p3, %r4, %r5;
+setp.eq.s64 %p3, %rd5, %rd6; | setp.ge.s32 %p3, %r4, %r5; | setp.ge.u32 %p3, %r4, %r5;
+setp.gt.s32 %p3, %r4, %r5; | setp.gt.s64 %p3, %rd5, %rd6; | setp.gt.u32 %p3, %r4, %r5;
+setp.le.s32 %p3, %r4, %r5; | setp.le.s64 %p3, %rd5, %rd6; | setp.lt.s32 %p3, %r4, %r5;
+setp.lt.u32 %p3, %r4, %r5; | setp.ne.b32 %p3, %r4, %r5; | setp.ne.s16 %p3, %h1, %h2;
+setp.ne.s32 %p3, %r4, %r5; | setp.ne.s64 %p3, %rd5, %rd6; | mov.b64 %rd9, {%r4, %r5};
+mov.b32 {%h3, %h4}, %r4;
 """
 SHIFTS = """
 shl.b32 %r3, %r4, %r5; | shl.b64 %rd9, %rd5, %r5; | shr.s32 %r3, %r4, %r5; | shr.u32 %r3, %r4, %r5;
@@ -156,7 +157,8 @@ shfl.sync.up.b32 %r3|%p3, %r4, %r5, %r6, -1; selp.u32 %r8, 1, 0, %p3; mov.b64 %r
 shfl.sync.down.b32 %r3|%p3, %r4, %r5, %r6, -1; selp.u32 %r8, 1, 0, %p3; mov.b64 %rd9, {%r3, %r8};
 vote.sync.all.pred %p3, %p1, -1; | vote.sync.any.pred %p3, %p1, -1; | vote.sync.ballot.b32 %r3, %p1, -1;
 vote.sync.uni.pred %p3, %p1, -1; | match.any.sync.b32 %r3, %r7, -1; | redux.sync.add.s32 %r3, %r4, -1;
-redux.sync.max.u32 %r3, %r4, -1; | redux.sync.min.s32 %r3, %r4, -1; | redux.sync.or.b32 %r3, %r4, -1;
+redux.sync.max.u32 %r3, %r4, -1; | redux.sync.max.s32 %r3, %r4, -1;
+redux.sync.min.u32 %r3, %r4, -1; | redux.sync.min.s32 %r3, %r4, -1; | redux.sync.or.b32 %r3, %r4, -1;
 elect.sync %r3|%p3, -1; selp.u32 %r8, 1, 0, %p3; mov.b64 %rd9, {%r3, %r8};
 activemask.b32 %r3;
 """

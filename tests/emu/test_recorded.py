@@ -33,6 +33,12 @@ def test_every_case_runs(name: str) -> None:
         compare(CASES[name], out, record["cases"].get(name), where)
 
 
+@pytest.mark.parametrize("where", RECORDS)
+def test_no_recording_is_left_out(where: str) -> None:
+    """A case that was renamed would be compared with nothing."""
+    assert not set(RECORDS[where]["cases"]) - set(CASES)
+
+
 def compare(case: Case, out: np.ndarray, record: dict[str, Any] | None, where: str) -> None:
     """Equal digests, or recorded values near enough."""
     if record is None:
