@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from mlagen.log import logger, warn_once
 from mlagen.spec import KernelSpec
 
 if TYPE_CHECKING:
+    from mlagen.bundle import Writer
     from mlagen.report import Report, Row
     from mlagen.worker import Pool
 
@@ -216,6 +218,27 @@ def row_of(artifact: Artifact) -> Row:
     )
 
 
+def _one(
+    spec: KernelSpec,
+    *,
+    tools: Fingerprint | None,
+    cache: Cache,
+    pool: Pool,
+    force: bool,
+    bundle: Writer | None,
+) -> Row:
+    """Obtains one kernel of a build, puts it into the bundle, and says how it went."""
+    from mlagen.report import Row
+
+    try:
+        artifact = _obtain(order(spec, tools), cache, pool, force=force)
+        if bundle is not None:
+            bundle.add(artifact.entry)
+        return row_of(artifact)
+    except MlagenError as error:
+        return Row(name=spec.name, status="failed", error=str(error))
+
+
 def build(
     specs: Iterable[KernelSpec],
     *,
@@ -244,7 +267,7 @@ def build(
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     from mlagen.bundle import Writer
-    from mlagen.report import Report, Row
+    from mlagen.report import Report
     from mlagen.worker import Pool, default_jobs
 
     wanted = list(dict.fromkeys(specs))
@@ -255,17 +278,9 @@ def build(
     tools = tools_for(cache)
     rows: dict[KernelSpec, Row] = {}
 
-    def one(spec: KernelSpec, pool: Pool) -> Row:
-        try:
-            artifact = _obtain(order(spec, tools), cache, pool, force=force)
-            if bundle is not None:
-                bundle.add(artifact.entry)
-            return row_of(artifact)
-        except MlagenError as error:
-            return Row(name=spec.name, status="failed", error=str(error))
-
     with Pool(size) as pool, ThreadPoolExecutor(size) as threads:
-        pending = {threads.submit(one, spec, pool): spec for spec in wanted}
+        one = partial(_one, tools=tools, cache=cache, pool=pool, force=force, bundle=bundle)
+        pending = {threads.submit(one, spec): spec for spec in wanted}
         try:
             for future in as_completed(pending):
                 row = rows[pending[future]] = future.result()
