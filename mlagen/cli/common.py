@@ -27,7 +27,9 @@ def kernel_options(function: _F) -> _F:
     for decorate in (
         click.option("--shipped", is_flag=True, help="The whole shipped set."),
         click.option(
-            "--arch", type=click.Choice([arch.value for arch in Arch]), help="With --preset: only this."
+            "--arch",
+            type=click.Choice([arch.value for arch in Arch]),
+            help="Of a preset or the shipped set: only this.",
         ),
         click.option(
             "--tp", type=click.IntRange(min=1), help="With --preset: only this tensor-parallel size."
@@ -55,13 +57,13 @@ def chosen(
         UsageError: no kernel is named, or --tp and --arch have nothing to choose from.
         SpecError: a name that does not resolve.
     """
-    if preset_name is None and not more and (tp is not None or arch is not None):
+    if preset_name is None and not more and (tp is not None or (arch is not None and not shipped)):
         raise click.UsageError("--tp and --arch choose from a preset: add --preset, or give kernel names")
     specs = [resolve(name) for name in names]
     if preset_name is not None:
         specs += preset(preset_name).specs(tp=tp, arch=arch)
     if shipped:
-        specs += shipped_specs()
+        specs += [spec for spec in shipped_specs() if arch in (None, spec.arch.value)]
     specs += more
     if not specs:
         raise click.UsageError(

@@ -32,6 +32,9 @@ def run(spec: KernelSpec, lengths: tuple[int, ...], schedule: str = "eager", **c
     case = Case(lengths, h_q=spec.h_q, page_size=spec.page_size, dtype=spec.q_dtype.value).but(**changes)
     found = run_emulated(spec, "case", case, EmulatorOptions(schedule=schedule, sms=2 * spec.cta_group))
     assert found.ok, (found.error, found.findings, found.result)
+    assert not [row for row, _ in found.findings if row.kind == "strict"], (
+        "a fence of the ISA text is missing"
+    )
 
 
 @FORMS
