@@ -37,8 +37,8 @@ SCHEDULES = (
 MERGING = tuple(f"pause:{seed}" for seed in range(4))
 """Schedules for merged pieces: they differ in who arrives last, and in who has gone by then."""
 
-PATIENCE = 1
-"""Polls of a piece that waits to be merged: so few that it may be left to the last one."""
+PATIENCE = 100
+"""Polls of a piece that waits to be merged: few enough that some schedules see it leave."""
 
 ROUNDS_FACTOR = 10
 """Rounds of a mutant, as a multiple of the unchanged kernel's, after which it counts as endless."""
