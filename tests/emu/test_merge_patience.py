@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mlagen.casework import Case, draw
-from mlagen.nvrtc import compile_source
 from mlagen.emu.launcher import EmulatorLauncher, EmulatorOptions
 from mlagen.launch_shape import COUNTERS_PER_CTA
+from mlagen.nvrtc import compile_source
 from mlagen.plan import make_plan
 from mlagen.plan.sm90_wgmma import MERGE_PATIENCE
 from mlagen.render import render
