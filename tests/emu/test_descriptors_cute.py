@@ -87,8 +87,19 @@ INSTRUCTIONS = [
         ("half_t", "half_t", "half_t"),
         ("float_e4m3_t", "float_e5m2_t", "float"),
     )
-    for m, n, a_major, b_major in ((64, 8, "K", "K"), (128, 256, "K", "MN"), (256, 128, "MN", "K"))
+    for m, n, a_major, b_major in (
+        (64, 8, "K", "K"),
+        (64, 64, "K", "K"),
+        (64, 256, "K", "MN"),
+        (128, 64, "K", "K"),
+        (128, 128, "K", "MN"),
+        (128, 256, "K", "MN"),
+        (256, 64, "K", "K"),
+        (256, 128, "MN", "K"),
+        (256, 256, "K", "MN"),
+    )
 ]
+"""M of 64 and 128 with one CTA, 128 and 256 with two: queries by keys (K, K), probabilities by values (K, MN)."""
 CUTE_NAMES = {
     "bfloat16_t": "bf16",
     "half_t": "f16",
