@@ -99,7 +99,7 @@ INSTRUCTIONS = [
         (256, 256, "K", "MN"),
     )
 ]
-"""M of 64 and 128 with one CTA, 128 and 256 with two: queries by keys (K, K), probabilities by values (K, MN)."""
+"""M of 64 and 128 with one CTA, 128 and 256 with two; B by keys (K) and by values (MN)."""
 CUTE_NAMES = {
     "bfloat16_t": "bf16",
     "half_t": "f16",
