@@ -73,15 +73,20 @@ def test_sass_holds_the_promised_products_and_tma_and_no_trap(spec: KernelSpec) 
         assert f"F32{'.BF16' if spec.q_dtype.value == 'bf16' else ''}" in main
         assert (count(main, tma + r"\S*MULTICAST\S*") > 0) == (spec.cta_group == 2)
     else:
+        pair = make_plan(spec).constant["kPairForm"] == 1  # few heads of a 2SM kernel split keys instead
         assert count(main, r"UTCHMMA\S*") > 0
-        assert (count(main, r"UTCHMMA\S*2CTA\S*") > 0) == (spec.cta_group == 2)
-        assert (count(main, tma + r"\S*2CTA\S*") > 0) == (spec.cta_group == 2)
-        assert (count(main, r"UTCBAR\S*2CTA\S*") > 0) == (spec.cta_group == 2)
+        assert (count(main, r"UTCHMMA\S*2CTA\S*") > 0) == pair
+        assert (count(main, tma + r"\S*2CTA\S*") > 0) == pair
+        assert (count(main, r"UTCBAR\S*2CTA\S*") > 0) == pair
         assert count(main, r"LDTM\S*") > 0 and count(main, r"STTM\S*") > 0
     assert count(main, r"USETMAXREG\S*") >= 2
     assert count(main, r"SYNCS\S*") > 0
     for name, text in found.items():
-        assert count(text, r"BPT\S*") == 0, f"{name} holds a trap"
+        # ptxas guards the allocation of tensor memory by itself, with a function for each reason to trap
+        guards = re.findall(
+            r"^\$__internal_\d+_\$__cuda_sm10x_tcgen05_guardrail_trap_\w+:", text, re.MULTILINE
+        )
+        assert count(text, r"BPT\S*") == len(guards), f"{name} holds a trap"
         assert count(text, r"(?:LDL|STL)\S*") == 0, f"{name} uses local memory"
 
 
