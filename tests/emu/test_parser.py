@@ -7,6 +7,7 @@ import pytest
 from mlagen.emu.interfaces import EmulatorError, Imm, Mem, Not, Pair, Reg, Sym, Vec
 from mlagen.emu.operands import parse_operands
 from mlagen.emu.parser import parse_module
+from tests.emu.small_kernels import kernel, run
 
 TEXT = """
 // a comment { with braces }
@@ -138,3 +139,20 @@ def test_entries_are_found_by_name() -> None:
         module.entry("three")
     with pytest.raises(EmulatorError, match="one, two"):
         module.entry()
+
+
+def test_printing_is_no_deadlock() -> None:
+    """One thread prints in a long loop while the others wait for it."""
+    text = kernel("""
+  mov.u32 %r1, %tid.x; mov.u32 %r2, 0; setp.ne.u32 %p1, %r1, 0;
+  @%p1 bra DONE;
+LOOP:
+  { .param .b64 p0; st.param.b64 [p0], %rd1; .param .b64 p1; st.param.b64 [p1], %rd1; .param .b32 r0;
+    call.uni (r0), vprintf, (p0, p1); }
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 2000;
+  @%p2 bra LOOP;
+DONE:
+  bar.sync 0;""").replace(
+        ".visible", ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.visible"
+    )
+    run(text, [], block=64, schedule="lockstep")
