@@ -11,7 +11,7 @@ from mlagen.emu import interfaces
 from mlagen.emu.clocks import Actor, ClockDomain, Shadow, Stamp
 from mlagen.emu.global_checks import GlobalChecks
 from mlagen.emu.interfaces import Array
-from mlagen.emu.lanes import ALL_BITS, ALL_LANES, any_true, lane_bits
+from mlagen.emu.lanes import ALL_BITS, ALL_LANES, TOGETHER, any_true, lane_bits
 
 if TYPE_CHECKING:
     from mlagen.emu.cta import Cta
@@ -62,14 +62,22 @@ def granules(offsets: Array | slice | range, width: int) -> Array | slice:
 
 
 _LANES = np.arange(32, dtype=np.int8)
+WHOLE_WARP = 32
+"""In the place of a lane's number."""
+
+
+def _lane(number: int) -> str:
+    return "all lanes" if number == WHOLE_WARP else f"lane {number}"
 
 
 def lane_numbers(lanes: Array, at: Array | slice, width: int) -> Array | None:
-    """The lane that accesses each granule; None for parts of granules, and for accesses that lanes make
-    together.
+    """The lane that accesses each granule, `WHOLE_WARP` for accesses that lanes make together; None for parts
+    of granules.
     """
     if width < 4 or isinstance(at, slice):
         return None
+    if lanes is TOGETHER:
+        return np.full(len(at), WHOLE_WARP, np.int8)
     numbers = _LANES if lanes is ALL_LANES else _LANES[lanes]
     each = width // 4
     if len(at) != len(numbers) * each:
@@ -180,8 +188,8 @@ class Checks:
                 self.machine.report(
                     "race",
                     f"{self.machine.names.shared(granule * 4)} of CTA {cta.index}: "
-                    f"{'write' if write else 'read'} by lane {mine} of {actor.name} [{what}] is not ordered "
-                    f"after a {kind} by lane {theirs}: there is no bar.warp.sync in between",
+                    f"{'write' if write else 'read'} by {_lane(mine)} of {actor.name} [{what}] is not "
+                    f"ordered after a {kind} by {_lane(theirs)}: there is no bar.warp.sync in between",
                 )
             if not write:
                 shadow.read_by_lanes(actor, at, who)

@@ -10,6 +10,9 @@ import numpy.typing as npt
 Mask = npt.NDArray[np.bool_]
 
 ALL_LANES: Mask = np.ones(32, np.bool_)
+TOGETHER: Mask = np.ones(32, np.bool_)
+"""All lanes, which make an access together: nobody can say which lane touched which byte (ldmatrix)."""
+
 ALL_BITS = (1 << 32) - 1
 
 

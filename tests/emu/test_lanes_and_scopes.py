@@ -56,6 +56,22 @@ def test_lanes_may_use_their_own_words_without_a_barrier() -> None:
     assert kinds(body, threads=64) == set()
 
 
+@pytest.mark.parametrize("missing", ["", "first", "second"])
+def test_matrix_loads_read_what_all_lanes_wrote(missing: str) -> None:
+    first, second = ("" if missing == which else "bar.warp.sync -1;" for which in ("first", "second"))
+    body = f"""
+  st.shared.u32 [%r7], %r1;
+  {first}
+  and.b32 %r8, %r1, 7;
+  shl.b32 %r8, %r8, 4;
+  add.s32 %r8, %r8, %r5;
+  ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r9, [%r8];
+  {second}
+  st.shared.u32 [%r7], %r9;
+"""
+    assert kinds(body, threads=32) == ({"race"} if missing else set())
+
+
 def handed_over(sync: str, arrivals: str = "@!%p20 ", count: int = 1) -> str:
     """Warp 0 stores, arrives on an mbarrier (one lane, or all); warp 1 waits and reads."""
     return (

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from mlagen.emu.cta import ALL_LANES, Warp
+from mlagen.emu.cta import Warp
 from mlagen.emu.interfaces import (
     Array,
     Binder,
@@ -18,7 +18,7 @@ from mlagen.emu.interfaces import (
     instruction,
 )
 from mlagen.emu.isa.load_store import shared_parts
-from mlagen.emu.lanes import all_true
+from mlagen.emu.lanes import TOGETHER, all_true
 
 _WORDS = np.arange(4, dtype=np.uint32) * np.uint32(4)
 
@@ -50,7 +50,7 @@ def run_load(
     if more:
         raise EmulatorError("ldmatrix from another CTA")
     words = cta.shared.load(offsets, 4)[0].reshape(count, 8, 4)
-    warp.machine.checks.shared_read(cta, offsets, 4, warp.actor, "ldmatrix", ALL_LANES)
+    warp.machine.checks.shared_read(cta, offsets, 4, warp.actor, "ldmatrix", TOGETHER)
     parts = tuple((_transpose(m) if transposed else m).reshape(32).copy() for m in words)
     return parts if count > 1 else parts[0]
 
@@ -84,7 +84,7 @@ def run_store(transposed: bool, warp: Warp, lanes: Array, address: Array, *value
     words = [v.reshape(8, 4) for v in values]
     data = np.stack([_transpose(m) if transposed else m for m in words])
     cta.shared.store(offsets, 4, [data.reshape(-1)])
-    warp.machine.checks.shared_write(cta, offsets, 4, warp.actor, "stmatrix", ALL_LANES)
+    warp.machine.checks.shared_write(cta, offsets, 4, warp.actor, "stmatrix", TOGETHER)
     warp.machine.progress += 1
 
 
