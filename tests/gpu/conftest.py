@@ -1,9 +1,14 @@
-"""Fixtures of the GPU tests: they skip themselves without a GPU, build all kernels first, and end a hang."""
+"""Fixtures of the GPU tests: they skip themselves without a GPU, build all kernels first, and end a hang.
+
+Where a process was when it hung is also in `mlagen-hang-PID.txt` in the folder for temporary files, since
+the standard error of a worker of pytest-xdist is lost.
+"""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,11 +54,14 @@ def pytest_generate_tests(metafunc: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def watchdog() -> Iterator[None]:
-    """A kernel that never ends cannot be stopped from Python: the process prints where it is and exits."""
-    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
+def watchdog(request: Any) -> Iterator[None]:
+    """A kernel that never ends cannot be stopped from Python: the process says where it is and exits."""
+    with (Path(tempfile.gettempdir()) / f"mlagen-hang-{os.getpid()}.txt").open("w") as log:
+        print(request.node.nodeid, file=log, flush=True)
+        faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=log)
+        yield
+        faulthandler.cancel_dump_traceback_later()
+    Path(log.name).unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
