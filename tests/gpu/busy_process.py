@@ -1,4 +1,6 @@
-"""One of several processes that use a GPU at the same time: calls one kernel many times. A program, not a test.
+"""One of several processes that use a GPU at the same time: calls one kernel many times.
+
+A program, not a test:
 
     python tests/gpu/busy_process.py KERNEL direct|merged CALLS
 
