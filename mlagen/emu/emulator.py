@@ -196,23 +196,30 @@ class Emulator:
             stop_at_finding,
             patch or {},
         )
-        key = (self.digest, function.name, tuple(self.memory.variables.items()))
-        params = pack_arguments(function, args)
-        programs = _PROGRAMS if self.digest else self.programs
-        machine = Machine(self.module, function, self.memory, params, config, programs.get(key))
-        program = machine.compiled
-        stored = code_cache.key_of("code", *key) if len(function.instructions) >= LONG // 32 else ""
-        if key not in programs and stored and self.digest:
-            stored_code.restore(program, stored)
-        programs[key] = program
+        return self._run(*self._machine(function, pack_arguments(function, args), config))
+
+    def _run(self, machine: Machine, stored: str) -> LaunchResult:
+        """Runs a machine to its end, copies the arrays back, stores the code made on the way."""
         started = time.perf_counter()
         try:
             findings = machine.run()
         finally:
             self._copy_back()
-            if stored and self.digest:
-                stored_code.store(program, stored)
+            if stored:
+                stored_code.store(machine.compiled, stored)
         return LaunchResult(findings, time.perf_counter() - started, machine.instruction_count(), machine)
+
+    def _machine(self, function: Function, params: bytes, config: LaunchConfig) -> tuple[Machine, str]:
+        """A machine with what is known of the kernel's code; and the key to store the code by, if any."""
+        key = (self.digest, function.name, tuple(self.memory.variables.items()))
+        programs = _PROGRAMS if self.digest else self.programs
+        machine = Machine(self.module, function, self.memory, params, config, programs.get(key))
+        long = len(function.instructions) >= LONG // 32
+        stored = code_cache.key_of("code", *key) if long and self.digest else ""
+        if key not in programs and stored:
+            stored_code.restore(machine.compiled, stored)
+        programs[key] = machine.compiled
+        return machine, stored
 
     def _copy_back(self) -> None:
         for array in self.arrays:
