@@ -48,7 +48,7 @@ struct Scorer {
     return __shfl_sync(kFullWarp, i, 0);  // the same in all lanes: a uniform register is enough
   }
 
-  // Address of the 16 bytes at chunk lane % 8 of row lane / 8 + 4 j of the warp's rows, in tile 0.
+  // The row of which this lane loads 16 bytes of each tile, the j-th of four.
   __device__ __forceinline__ static int loaded_row(int j) {
     FreshThread const self;
     return self.warp() * 16 + 4 * j + self.lane() / 8;
